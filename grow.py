@@ -16,7 +16,7 @@ rest to the stages with the largest fractions, and that does not.
 Usage:
     order = lidas(n_layer=8, block=2)                   # [0, 1, 2, 3, 4, 3, 4, 5, 6, 7]
     deeper = untie(model, order, optimizer=optimizers)  # ten layers of their own, states and all
-    python grow.py 32 --block=4                         # which layer came from which
+    python grow.py 32 4                                 # which layer came from which, up to 32
 """
 import copy
 import dataclasses
@@ -24,18 +24,14 @@ import sys
 
 import torch
 
-from nanodepth.common.errors import Refused, refusals
-from nanodepth.common.options import read
-from nanodepth.common.steps import check_order, core_in
-from nanodepth.loop import repeat_block
+from loop import repeat_block
+from model import Refused
 
 # -------------------------------------------------------------------------------- operators: orders
 
 def midas(n_layer, block):
     "Repeat the middle one of n blocks: [B0 .. Bm, Bm, ..], m = ceil(n/2) - 1 (the paper's Eq. 2)."
-    if n_layer % block:
-        raise Refused(f'midas copies whole blocks: {n_layer} layers are not whole blocks of '
-                      f'{block}')
+    assert n_layer % block == 0, f'{n_layer} layers are not whole blocks of {block}'
     middle = (n_layer // block - 1) // 2        # of two, the earlier one
     return repeat_block(range(n_layer), middle * block, block)
 
@@ -57,94 +53,65 @@ def double(n_layer, block=None):
 
 GROWTH = {'midas': midas, 'lidas': lidas, 'stack': stack, 'double': double}
 
-
-def grown_order(grow, n_layer, block):
-    """The order by which n_layer layers grow. grow: an operator's name, or a function of your own
-    like those above. (A run's files keep no function, but the list of the orders that it gave.)"""
-    if isinstance(grow, str):
-        order = GROWTH[grow](n_layer, block)
-    elif isinstance(grow, list):
-        order = min((order for order in grow if len(order) > n_layer), key=len)
-    else:
-        order = grow(n_layer, block)
-    order = check_order(order, n_layer)
-    if len(order) <= n_layer:
-        raise Refused(f'grow gives {n_layer} layers the order {order}, which is no longer')
-    return order
-
-
 # ------------------------------------------------------------------------------- the growing itself
 
 def untie(model, order, optimizer=None, init=None):
     """A new model whose layer i is its own copy of layer order[i]: it computes what
     model(order=order) does. untie(model, [0, 1, 0, 1]) makes four layers of two: 0 and 2 begin as
-    the old layer 0, 1 and 3 as the old layer 1. `optimizer` (one or a list) is changed
-    in place and becomes the new model's: each new parameter gets a copy of its source's state, so
-    that training goes on smoothly. `init(new_layer, old_layer)` is called on the second and later
-    copies of a layer, and may change what they begin as; None: they are exact copies."""
-    order = check_order(order, len(model.layers))
-    written = numbers(order)
-    new = copy.deepcopy(model)
-    new.layers = torch.nn.ModuleList(copy.deepcopy(model.layers[i]) for i in written)
-    new.config = dataclasses.replace(model.config, n_layer=len(written), order=None)
-    if hasattr(new, 'adapter') and core_in(order) is None:
-        del new.adapter             # a core's, which leaves with it
-    new.order_with_steps = None     # it named the old layers
-    new.order = renumbered(order)
+    the old layer 0, 1 and 3 as the old layer 1. `optimizer` (one or a list) is changed in place and
+    becomes the new model's: each new parameter gets a copy of its source's state, so that training
+    goes on smoothly. `init(new_layer, old_layer)` may change what the second and later copies of a
+    layer begin as; None: they are exact copies."""
+    sources = []                # new layer i is a copy of the old layer sources[i]
+    new_order = renumbered(order, sources)
+    layers = torch.nn.ModuleList(copy.deepcopy(model.layers[i]) for i in sources)
+    new = copy.deepcopy(model, {id(model.layers): layers})      # with these in place of the old
+    new.config = dataclasses.replace(model.config, n_layer=len(sources), order=None)
+    new.order = new_order
     if init is not None:
         with torch.no_grad():
-            for place, i in enumerate(written):
-                if i in written[:place]:
+            for place, i in enumerate(sources):
+                if i in sources[:place]:
                     init(new.layers[place], model.layers[i])
     if optimizer is not None:
-        old = dict(model.named_parameters())
-        source = {}             # {new parameter: the old one that it is a copy of}
-        for name, p in new.named_parameters():
-            if name.startswith('layers.'):              # such as layers.3.attn.q.weight
-                _, i, rest = name.split('.', maxsplit=2)
-                name = f'layers.{written[int(i)]}.{rest}'
-            if name not in old:
-                raise Refused(f'{name} is new in this order, so no optimizer holds it: give none, '
-                              'and make one afterwards')
-            source[p] = old[name]
-        for opt in optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]:
-            hand_over(opt, source)
+        for each in optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]:
+            hand_over(each, model, new, sources)
     return new
 
 
-def numbers(order):
-    "The layers that an order names, in a step's items once."
-    layers = []
-    for item in order:
-        layers += [item] if isinstance(item, int) else numbers(item.items)
-    return layers
-
-
-def renumbered(order, first=0):
-    "The same order of other layers, which are numbered `first`, first + 1, ... as they come."
+def renumbered(order, sources):
+    """The same order of new layers, which are numbered as they come. `sources` gets the old number
+    of each; what runs several times in a Step is one layer."""
     new = []
     for item in order:
-        place = first + len(numbers(new))
         if isinstance(item, int):
-            new.append(place)
+            new.append(len(sources))
+            sources.append(item)
         else:
             step = copy.copy(item)
-            step.items = renumbered(item.items, place)
+            step.items = renumbered(item.items, sources)
             new.append(step)
     return new
 
 
-def hand_over(optimizer, source):
-    "Make an old model's optimizer, in place, that of a new one. source: {new parameter: its old}."
+def hand_over(optimizer, model, new, sources):
+    "Make a model's optimizer, in place, that of a new one, whose layer i is a copy of sources[i]."
+    old = dict(model.named_parameters())
+    source = {}                 # {new parameter: the old one that it is a copy of}
+    for name, p in new.named_parameters():
+        if name.startswith('layers.'):          # such as layers.3.attn.q.weight
+            _, i, rest = name.split('.', maxsplit=2)
+            name = f'layers.{sources[int(i)]}.{rest}'
+        source[p] = old[name]
     for group in optimizer.param_groups:
-        old = set(group['params'])
+        held = set(group['params'])
         # in the order of new.parameters(): a checkpoint knows a parameter's state by its number
-        group['params'] = [p for p, of in source.items() if of in old]
+        group['params'] = [p for p in source if source[p] in held]
     states = dict(optimizer.state)
     optimizer.state.clear()     # a layer that the order leaves out loses its state
-    for p, of in source.items():
-        if of in states:
-            optimizer.state[p] = copy.deepcopy(states[of])
+    for p in source:
+        if source[p] in states:
+            optimizer.state[p] = copy.deepcopy(states[source[p]])
 
 
 # ------------------------------------------------------------------------------------- the schedule
@@ -159,11 +126,15 @@ def prop_schedule(steps, n_stages, alpha=1.0):
 
 
 def growths(grow, start, end, block):
-    "The orders by which `start` layers become `end` layers, one after another."
+    """The orders by which `start` layers become `end` layers, one after another. grow: a name in
+    GROWTH, or a function of your own like those."""
+    operator = GROWTH[grow] if isinstance(grow, str) else grow
     orders, depths = [], [start]
     while depths[-1] < end:
-        orders.append(grown_order(grow, depths[-1], block))
+        orders.append(operator(depths[-1], block))
         depths.append(len(orders[-1]))
+        assert depths[-1] > depths[-2] > max(orders[-1]), (
+            f'{depths[-2]} layers do not grow by {orders[-1]}')
     if depths[-1] != end:
         name = getattr(grow, '__name__', grow)
         raise Refused(f'{name} from {start} layers does not reach n_layer={end}, but '
@@ -172,34 +143,25 @@ def growths(grow, start, end, block):
 
 
 def growth_plan(grow, end, block, constant_steps, alpha=1.0, start=None):
-    """[(first step, layers)] of every stage, from `start` layers (None: one block) up to `end`, by
-    what grown_order takes as `grow`. The model has its full depth when the constant phase (warm-up
-    included) ends and the decay begins."""
+    """[(first step, the order by which the stage before it grew, layers)] of every stage, from
+    `start` layers (None: one block) to `end`; the first has None for an order. The model has its
+    full depth when the constant phase (warm-up included) ends and the decay begins."""
     start = start or block
-    depths = [start, *map(len, growths(grow, start, end, block))]
+    orders = [None, *growths(grow, start, end, block)]
+    depths = [start, *map(len, orders[1:])]
     lengths = prop_schedule(constant_steps, len(depths), alpha)
     if min(lengths) < 1:
         raise Refused(f'{constant_steps} steps before the decay are too few for {len(depths)} '
                       f'stages of {depths} layers')
-    return [(sum(lengths[:i]), depth) for i, depth in enumerate(depths)]
-
-
-@dataclasses.dataclass
-class Options:
-    WORDS = ['n_layer']
-    n_layer: int               # the final depth
-    block: int = 4                      # layers of a block
-
-
-def main(argv):
-    o = read(Options, argv, __doc__)
-    for name in ('midas', 'lidas'):
-        print(f'{name}: for each layer of a stage, the layer of the stage before that it copies')
-        for _, depth in growth_plan(name, o.n_layer, o.block, constant_steps=170_000)[:-1]:
-            order = GROWTH[name](depth, o.block)
-            print(f'  {depth:3} -> {len(order):3}: {" ".join(map(str, order))}')
+    firsts = [sum(lengths[:i]) for i in range(len(lengths))]
+    return list(zip(firsts, orders, depths))
 
 
 if __name__ == '__main__':
-    with refusals('grow'):
-        main(sys.argv[1:])
+    if len(sys.argv) != 3:
+        raise SystemExit(__doc__)
+    n_layer, block = map(int, sys.argv[1:])
+    for name in ('midas', 'lidas'):
+        print(f'{name}: for each layer of a stage, the layer of the stage before that it copies')
+        for order in growths(name, block, n_layer, block):
+            print(f'  {len(order) - block:3} -> {len(order):3}: {" ".join(map(str, order))}')

@@ -8,46 +8,47 @@ Papers: "Do Depth-Grown Models Overcome the Curse of Depth?", section 4 and appe
 Growing to Looping", section 4.1 and appendix E (after Csordas et al.).
 Here, where they are silent or differ: layers count from 0. A layer's contribution is removed for
 the tokens 0 to t, and the effect measured at the later ones: for every t if there are no more than
-32 tokens, else for 16 random ones. What is observed is a whole layer's update, by its position in
-the order. Reading a stream off early, with a lens or without, stands in scoring/lens.py.
+32 tokens, else for 16 random ones. What is observed is a whole layer's update, by its depth in the
+order.
 
 Usage:
     score, per_layer = depth_score(model, tokens)       # where does its work reach later tokens?
     matrix = future_effects(model, tokens, part='attn', propagate=False)    # (D, D)
-    python probe.py out/baseline out/lidas out/loop_2x4   # pictures: out/probe/index.html
+    with running(model, order): score, _ = depth_score(model, tokens)       # in another order
+    python probe.py out/baseline out/lidas      # the depth scores of runs, on data of their own
 """
-import itertools
+import sys
 
 import torch
 
-from nanodepth.common.errors import Refused, check_choice
-from nanodepth.common.steps import steps_of
-from nanodepth.loop import running, split
+from loop import running, split
+from model import Refused, steps_in
+
 
 # ------------------------------------------------------------------ the idea: what moves without it
 
 @torch.no_grad()
-def depth_score(model, tokens, *, boundaries=None, order=None):
+def depth_score(model, tokens, boundaries=None):
     """(the score, w (D,)). w[d]: when layer d is erased at the tokens up to t, how far do the
     probabilities of later tokens move? The largest move over t and tokens, a mean over the rows.
     The score is sum d w[d] / sum w[d]."""
-    plain = record(model, tokens, order)
+    plain = record(model, tokens)
     D, B, T, _ = plain['input'].shape
     largest = torch.zeros(D, B, device=tokens.device)
     for d in range(D):
         for t in pick_boundaries(T, boundaries):
-            out = run_from(model, plain, d, tokens, order, erase(d, t))
+            out = run_from(model, plain, d, tokens, erase(d, t))
             moved = distance(model, out[:, t + 1:], plain['out'][:, t + 1:])
             largest[d] = torch.maximum(largest[d], moved.amax(1))
     w = largest.mean(1)
-    positions = torch.arange(D, device=w.device)
-    return (positions * w).sum().item() / w.sum().item() if w.sum() > 0 else 0.0, w
+    depths = torch.arange(D, device=w.device)
+    return (depths * w).sum().item() / max(w.sum().item(), 1e-30), w
 
 
-def erase(position, t, part='layer'):
+def erase(erased, t, part='layer'):
     "A tap that takes away what a layer, or a part of it, adds at the tokens up to t."
-    def tap(at, name, x, update):               # name: 'attn' or 'mlp'
-        if at == position and part in ('layer', name):
+    def tap(depth, name, x, update):            # name: 'attn' or 'mlp'
+        if depth == erased and part in ('layer', name):
             update = update.clone()
             update[:, :t + 1] = 0
         return update
@@ -63,124 +64,116 @@ def distance(model, a, b):
 
 
 @torch.no_grad()
-def record(model, tokens, order=None):
+def record(model, tokens):
     """What each layer got and what its sublayers added: {'input', 'attn', 'mlp'}, (D, B, T, C)
-    each, the last stream, 'out' (B, T, C), and the 'order' in which they ran."""
+    each, and the last stream, 'out' (B, T, C)."""
     kept = dict(input=[], attn=[], mlp=[])
 
-    def tap(position, part, x, update):
+    def tap(depth, part, x, update):
         if part == 'attn':
             kept['input'].append(x)
         kept[part].append(update)
         return update
-    out = model.hidden(tokens, order=order, tap=tap)
-    order = model.unrolled(order)
-    if len(kept['attn']) != len(order):
-        raise Refused('a looped window runs its layers several times at one place, so there is no '
-                      'one update of them: look at the model without it')
-    return {name: torch.stack(values) for name, values in kept.items()} | dict(out=out, order=order)
+    out = model.hidden(tokens, tap=tap)
+    if len(kept['attn']) != len(model.unrolled()):
+        raise Refused('a Window runs its layers several times at one depth, so there is no one '
+                      'update of them: look at the model without it')
+    return {name: torch.stack(values) for name, values in kept.items()} | dict(out=out)
 
 
-def run_from(model, plain, position, tokens, order, tap):
-    "The last stream, run again from a position on. (An order with steps is run from its start.)"
-    steps = steps_of(model.order if order is None else order)
-    if steps:
-        if any(getattr(step, 'fresh', False) for step in steps):
-            raise Refused('each forward of this model begins with fresh noise, which would be '
-                          'measured too: set its core.fresh = False')
-        return model.hidden(tokens, order=order, tap=tap)
-    rest = plain['order'][position:]
-    return model.run(plain['input'][position], rest, position=position, tap=tap)
+def plain_order(model):
+    "Is an order layers alone? Then a layer's input is the sum of all earlier updates."
+    return not steps_in(model.order)
+
+
+def run_from(model, plain, d, tokens, tap):
+    "The last stream, run again from a depth on. (An order with a Step is run from its start.)"
+    if plain_order(model):
+        return model.run(plain['input'][d], model.order[d:], d, tap=tap)
+    if any(getattr(step, 'fresh', False) for step in steps_in(model.order)):
+        raise Refused('each forward of this model begins with fresh noise, which would be measured '
+                      'too: set core_of(model).fresh = False')
+    return model.hidden(tokens, tap=tap)
 
 
 def pick_boundaries(T, boundaries=None):
-    "The positions t: layers are erased at tokens up to t, and effects measured at those after it."
+    "The tokens t: layers are erased at those up to t, and effects measured at those after it."
     if boundaries is None:
         drawn = torch.randperm(T - 1, generator=torch.Generator().manual_seed(0))[:16]
-        boundaries = range(T - 1) if T <= 32 else drawn.sort().values
-    boundaries = [int(t) for t in boundaries]
-    if not boundaries or min(boundaries) < 0 or max(boundaries) > T - 2:
-        raise Refused(f'boundaries={boundaries}: a boundary is a position from 0 to {T - 2} of '
-                      f'{T} tokens, with others behind it')
+        boundaries = range(T - 1) if T <= 32 else drawn.sort().values.tolist()
+    assert 0 <= min(boundaries) and max(boundaries) <= T - 2, 'with tokens behind each'
     return boundaries
 
 
 # ------------------------------------------------------------------------- the same on later layers
 
-PARTS = ('layer', 'attn', 'mlp')
-
-
 @torch.no_grad()
-def future_effects(model, tokens, *, part='layer', propagate=True, future=True, boundaries=None,
-                   order=None):
+def future_effects(model, tokens, part='layer', propagate=True, future=True, boundaries=None):
     """(D, D) [erased, observed]: the largest relative change of a later layer's update, at later
     tokens (future=False: at all tokens, and then it is erased at all of them too). propagate=False:
     the contribution is missing only from the observed layer's own input."""
-    check_choice('part', part, PARTS)
-    if steps_of(model.order if order is None else order) and not propagate:
-        raise Refused('local effects take a contribution out of a later input: behind an adapter '
-                      'there is none to take; use propagate=True')
-    plain = record(model, tokens, order)
+    assert part in ('layer', 'attn', 'mlp')
+    if not propagate and not plain_order(model):
+        raise Refused('behind an adapter a layer\'s input is no sum of earlier updates, so there '
+                      'is no contribution to take out of it: propagate=True')
+    plain = record(model, tokens)
     updates = plain['attn'] + plain['mlp']                                      # (D, B, T, C)
     sizes = updates.norm(dim=-1).clamp(min=torch.finfo(updates.dtype).tiny)     # (D, B, T)
     D, T = len(updates), tokens.shape[1]
     matrix = torch.zeros(D, D, device=tokens.device)
-    for s in range(D):
+    for erased in range(D):
         for t in pick_boundaries(T, boundaries) if future else [T - 1]:
-            if propagate:
-                without = updates_after(model, plain, s, t, part, tokens, order)
-            else:
-                without = updates_one_by_one(model, plain, s, t, part)
-            for d in range(s + 1, D):
-                moved = (without[d] - updates[d]).norm(dim=-1) / sizes[d]       # (B, T)
+            without = updates_after if propagate else updates_one_by_one
+            new = without(model, plain, erased, t, part, tokens)                # {depth: (B, T, C)}
+            for d in range(erased + 1, D):
+                moved = (new[d] - updates[d]).norm(dim=-1) / sizes[d]           # (B, T)
                 later = moved[:, t + 1:] if future else moved
-                matrix[s, d] = torch.maximum(matrix[s, d], later.max())
+                matrix[erased, d] = torch.maximum(matrix[erased, d], later.max())
     return matrix
 
 
-def updates_after(model, plain, s, t, part, tokens, order):
-    "{position: its update}, run again without what position s adds at the tokens up to t."
+def updates_after(model, plain, erased, t, part, tokens):
+    "{depth: its update}, run again without what one layer adds at the tokens up to t."
     updates = {}
-    erased = erase(s, t, part)
+    without = erase(erased, t, part)
 
-    def tap(position, name, x, update):
-        update = erased(position, name, x, update)
-        updates[position] = updates.get(position, 0) + update
+    def tap(depth, name, x, update):
+        update = without(depth, name, x, update)
+        updates[depth] = updates.get(depth, 0) + update
         return update
-    run_from(model, plain, s, tokens, order, tap)
+    run_from(model, plain, erased, tokens, tap)
     return updates
 
 
-def updates_one_by_one(model, plain, s, t, part):
-    "The same, where it is missing only from each later position's own input."
-    added = plain['attn'][s] + plain['mlp'][s] if part == 'layer' else plain[part][s]
+def updates_one_by_one(model, plain, erased, t, part, tokens):
+    "The same, where it is missing only from each later layer's own input."
+    added = sum(plain[name][erased] for name in ('attn', 'mlp') if part in ('layer', name))
     updates = {}
 
-    def tap(position, name, x, update):
-        updates[position] = updates.get(position, 0) + update
+    def tap(depth, name, x, update):
+        updates[depth] = updates.get(depth, 0) + update
         return update
-    for d in range(s + 1, len(plain['input'])):
+    for d in range(erased + 1, len(plain['input'])):
         x = plain['input'][d].clone()                                           # (B, T, C)
         x[:, :t + 1] -= added[:, :t + 1]
-        model.run(x, [plain['order'][d]], position=d, tap=tap)
+        model.run(x, [model.order[d]], d, tap=tap)
     return updates
 
 
+# ---------------------------------------------------------------------------- streams and weights
+
 @torch.no_grad()
-def residual_norms(model, tokens, *, order=None):
+def residual_norms(model, tokens):
     """{name: (D,)}, means over tokens: the stream's norm; the share of it that the layer and each
     sublayer add, and their cosine with it; by how many degrees the layer turns it."""
-    kept = record(model, tokens, order)
+    kept = record(model, tokens)
     x, attn, mlp = kept['input'], kept['attn'], kept['mlp']
     norms = dict(stream=x.norm(dim=-1).mean(dim=(1, 2)))
-
-    def compare(name, update, stream):
+    parts = (('layer', attn + mlp, x), ('attn', attn, x), ('mlp', mlp, x + attn))
+    for name, update, stream in parts:
         share = update.norm(dim=-1) / stream.norm(dim=-1).clamp(min=1e-12)      # (D, B, T)
         norms[f'{name} share'] = share.mean(dim=(1, 2))
         norms[f'{name} cosine'] = torch.cosine_similarity(update, stream, dim=-1).mean(dim=(1, 2))
-    compare('layer', attn + mlp, x)
-    compare('attn', attn, x)
-    compare('mlp', mlp, x + attn)
     turned = torch.cosine_similarity(x.float(), (x + attn + mlp).float(), dim=-1)
     norms['layer angle'] = turned.clamp(-1, 1).arccos().rad2deg().mean(dim=(1, 2))
     return norms
@@ -189,14 +182,13 @@ def residual_norms(model, tokens, *, order=None):
 @torch.no_grad()
 def block_similarity(model, block=1):
     "Cosines between the MLP weights of blocks of layers, each as one vector: (blocks, blocks)."
-    layers = model.layers
-    if len(layers) % block:
-        raise Refused(f'{len(layers)} layers do not divide into blocks of {block}')
     flat = torch.stack([torch.cat([p.flatten().float() for p in layer.mlp.parameters()])
-                        for layer in layers])                               # (L, N)
-    flat = torch.nn.functional.normalize(flat.view(len(layers) // block, -1), dim=1)
-    return flat @ flat.T
+                        for layer in model.layers])                             # (L, N)
+    blocks = torch.nn.functional.normalize(flat.view(-1, block * flat.shape[1]), dim=1)
+    return blocks @ blocks.T
 
+
+# ----------------------------------------------------------------------------------- other orders
 
 def swap_blocks(order, start, length):
     "Swap the `length` layers from `start` on with as many after them."
@@ -217,16 +209,21 @@ def reverse_block(order, start, length):
 def order_sweep(model, score, change, lengths):
     "[{'size', 'start', **score(model)}] with `change` made wherever it fits; size 0: unchanged."
     rows = [dict(size=0, start=0) | score(model)]
-    for length, start in itertools.product(lengths, range(len(model.order))):
-        try:
-            new = model.check_steps(change(model.order, start, length))
-        except Refused:     # it does not fit here, or leaves no layer or not the core
-            continue
-        with running(model, new):
-            rows.append(dict(size=length, start=start) | score(model))
+    blocks = 2 if change is swap_blocks else 1          # so many it takes
+    for length in lengths:
+        for start in range(len(model.order) - blocks * length + 1):
+            order = change(model.order, start, length)
+            if order:                                   # at least one layer is left
+                with running(model, order):
+                    rows.append(dict(size=length, start=start) | score(model))
     return rows
 
 
 if __name__ == '__main__':
-    from nanodepth.__main__ import main as nanodepth
-    nanodepth('probe')
+    from train import Config, Loader, load      # here: who imports a probe needs no training
+    for folder in sys.argv[1:]:
+        model, saved = load(folder)
+        c = Config(**saved['config'])
+        tokens = Loader(c, c.data, 'val').batch(0)[0][:20]      # as many rows as in the papers
+        score, w = depth_score(model.eval(), tokens)
+        print(f'{folder}: depth score {score:.2f}; by layer', *(f'{each:.4f}' for each in w))

@@ -9,256 +9,252 @@ recurrences, that number sets the compute at test time.
 Paper: "Teaching Pretrained Language Models to Think Deeper with Retrofitted Recurrence", section 3
 (the model, surgery, the count of FLOPs), 4.2 (the curriculum), appendix B, C.1 (which layers, the
 additive adapter), E (the cuts).
-Differs: the paper prints no numbers for the start, but the authors' code does. With our defaults
-the adapter begins as the projection on e, and the first state is noise that is fixed for each
-position; looping/starts.py has theirs, and others.
+Differs: the paper prints no numbers for the start, but the authors' code does: inject='authors',
+start='authors' and fresh=True are theirs. Our adapter begins as the projection on e, so that with
+no layer dropped the model is its parent, at any r, and each place has a first state of its own.
 In training, r is 1 + Poisson(rate), as in the authors' code. The rate is random too. Its mean is
-the setting `recurrence`, so that r averages recurrence + 1. We draw r once per step. The authors
+mean_r (their mean_recurrence), so that r averages mean_r + 1. We draw r once per step. The authors
 draw it once per micro-batch, so their grad_accum changes results.
 
 Usage:
-    model.order = [0, 1, Core([2, 3], r=4), 4, 5]
-    python retrofit.py 2-4-2 12                 # the order that such a cut of 12 layers has
-    nanodepth cut out/baseline 2-2-2            # makes out/baseline_2-2-2, says what was kept
-    python data/toy/prepare.py --depths=6 --out=data/toy_deep       # deeper chains to train it on
-    python train.py config/retrofit.py
-    nanodepth evaluate out/retrofit --r=1,2,4,8,16          # loss and primitives against r
+    model = surgery(model, '2-2-2')         # model.order is now [0, 1, Core([2, 3]), 4, 5]
+    logits = model(tokens, r=8)             # the core runs eight times; None: core_of(model).r
+    python retrofit.py out/baseline 2-2-2   # cuts a run of train.py into out/baseline_2-2-2
+    python train.py config/retrofit.py      # trains that
 """
+import functools
+import hashlib
 import math
 import sys
+from pathlib import Path
 
 import torch
+import torch.nn as nn
 from torch.utils.checkpoint import checkpoint
 
-from nanodepth.common.errors import Refused, check_choice, refusals
-from nanodepth.common.seeds import seed_for
-from nanodepth.common.steps import core_in, steps_of
-from nanodepth.grow import untie
-from nanodepth.looping import starts
-from nanodepth.model import LM, unrolled
+from grow import untie
+from model import Refused, Step, seen, steps_in, unrolled
 
 
 def recurrent_by_hand(model, tokens, r, s):
-    """The idea: logits of a model whose core runs r times, from a first state s (B, T, C) on. Its
-    prelude, core and coda are three lists of layers, its adapter is a matrix. (LN-scaling would
-    have to be told each run's position.)"""
-    e = model.run(model.embed(tokens), model.prelude)
+    """The idea: logits of a model whose core runs r times, from a first state s (B, T, C) on.
+    (LN-scaling would have to be told each run's depth.)"""
+    prelude, core, coda = parts_of(model)
+    e = model.run(model.embed(tokens), prelude)
     for _ in range(r):
-        s = model.run(model.adapter(torch.cat((s, e), dim=-1)), model.core)
-    return model.head(model.norm(model.run(s, model.coda)))
+        s = model.run(model.adapter(torch.cat((s, e), dim=-1)), core)
+    return model.head(model.norm(model.run(s, coda)))
+
+
+def core_of(model):
+    "The Core in a model's order, or None."
+    steps = steps_in(getattr(model, 'order', ()))
+    return next((step for step in steps if isinstance(step, Core)), None)
+
+
+def parts_of(model):
+    "(prelude, core, coda): the items before the Core, within it and after it."
+    place = model.order.index(core_of(model))
+    return model.order[:place], model.order[place].items, model.order[place + 1:]
 
 
 # ------------------------------------------------------------------------------------------ surgery
 
 def cut(shape, n_layer):
-    "'4-8-4' as three lists of layers."
-    try:
-        prelude, core, coda = map(int, shape.split('-'))
-    except ValueError:
-        raise Refused(f'the shape {shape!r} is not three numbers of layers, such as '
-                      '4-8-4') from None
-    needed = prelude + core + coda
-    if min(prelude, coda) < 0 or core < 1 or needed > n_layer:
-        raise Refused(f'the shape {shape!r} needs {needed} layers and a core of at least one, '
-                      f'but the model has {n_layer}')
-    core_end = n_layer - coda
-    return [*range(prelude)], [*range(core_end - core, core_end)], [*range(core_end, n_layer)]
+    "'4-8-4' as three lists of layers: the first four, the last four, the eight before those."
+    prelude, core, coda = map(int, shape.split('-'))
+    if core < 1 or prelude + core + coda > n_layer:
+        raise Refused(f'the shape {shape} needs {prelude + core + coda} layers and a core of at '
+                      f'least one, but the model has {n_layer}')
+    end = n_layer - coda
+    return [*range(prelude)], [*range(end - core, end)], [*range(end, n_layer)]
 
 
-def surgery(model, shape, recurrence=4, **options):
-    """A recurrent model from copies of the layers that are kept. `shape` is '4-8-4' (the first four
-    layers, the last four, and the eight before those), or the three lists of layers. The rest is
-    for the Core."""
-    parts = (cut(shape, len(model.layers)) if isinstance(shape, str)
-             else [list(part) for part in shape])
-    kept = [i for part in parts for i in part]
-    if len(set(kept)) != len(kept):
-        raise Refused(f'the layers {sorted({i for i in kept if kept.count(i) > 1})} stand in '
-                      f'more than one place of {parts}')
-    if model.order != list(range(len(model.layers))):
-        raise Refused('this model has an order of its own: untie it first, and then cut it')
-    prelude, core, coda = parts
-    return untie(model, [*prelude, Core(core, recurrence, **options), *coda])
+def surgery(model, shape, inject='identity', **options):
+    """A recurrent model from copies of the layers that are kept. `shape` is '4-8-4', or the three
+    lists of layers. The options are the Core's."""
+    assert model.order == [*range(len(model.layers))], 'untie a looped model before you cut it'
+    prelude, core, coda = cut(shape, len(model.layers)) if isinstance(shape, str) else shape
+    new = untie(model, [*prelude, Core(core, **options), *coda])
+    new.adapter = new_adapter(model.config.n_embd, inject).to(model.embed.weight)
+    return new
 
 
-def recurrent(config, prelude, core, coda, recurrence=4, **options):
-    "A new model of this kind."
-    model = LM(config)
-    model.order = [*prelude, Core(core, recurrence, **options), *coda]
-    return model
+def new_adapter(width, inject='identity'):
+    "From (s, e) to the core's input."
+    if inject == 'add':
+        return Add()
+    adapter = nn.Linear(2 * width, width, bias=False)
+    if inject == 'identity':            # (s, e) to e
+        with torch.no_grad():
+            adapter.weight.copy_(torch.cat((torch.zeros(width, width), torch.eye(width)), dim=1))
+    elif inject == 'linear':
+        nn.init.normal_(adapter.weight, std=math.sqrt(2 / (5 * width)))
+    else:
+        assert inject == 'authors', f'inject={inject}'      # as torch begins it
+    return adapter
 
 
-def core_of(model):
-    "The recurrent core in a model's order, or None."
-    return core_in(getattr(model, 'order', ()))
+class Add(nn.Module):
+    "The adapter without weights: s + e."
+
+    def forward(self, both):
+        s, e = both.chunk(2, dim=-1)
+        return s + e
 
 
-def parts_of(model):
-    "(prelude, core, coda): the items before the core, within it and behind it."
-    return core_of(model).parts(model.order)
+# ---------------------------------------------------------------------------------------- the core
+
+AUTHORS_STD = 0.0087039     # their first model was 5,280 wide: sqrt(2 / (5 * 5280)), at any width
 
 
-# --------------------------------------------------------------------------------------- the core
+class Core(Step):
+    """Its items run r times, each time after model.adapter, which mixes the stream e, as it came
+    in, into the state s. Gradients go back through the last `backprop_depth` runs. Both count where
+    a forward is given none: in training r is random.
 
-# what a checkpoint keeps of it, beside the layers of the three parts
-OPTIONS = 'inject', 'start', 'fresh', 'state_std', 'recurrence', 'backprop_depth'
-
-
-class Core:
-    """A step of an order: its items run r times, each time behind an adapter that mixes the stream
-    e, as it came in, into the state s. This r, which configs and files call `recurrence`, counts
-    where a forward is given none; in training r is random. Gradients go back through the last
-    `backprop_depth` runs. The adapter is the model's, and `inject` says what a new one begins as.
+    start      of the first state: 'normal' noise of the std sqrt(2 / (5 width)), or the 'authors',
+               whose std is 0.0087 at any width and which is cut at 3 sigma
+    state_std  another std; 0 begins with zeros
+    fresh      another first state in each forward; else a text's first states are always the same,
+               so that cached, batched and plain forwards agree
+    recompute  keep only the states between runs, and compute a run once more in the backward pass
     """
-    recompute = False       # keep only the states between runs, and compute a run anew backwards
 
-    def __init__(self, items, r=4, *, backprop_depth=8, inject='identity', start='normal',
-                 fresh=False, state_std=None):
-        self.items = list(items)
-        if not self.items:
-            raise Refused('the core has no layers: there is nothing to repeat')
-        self.recurrence = r
-        self.backprop_depth = backprop_depth
-        self.inject, self.start, self.fresh = inject, start, fresh      # looping/starts.py
-        self.state_std = state_std
-        self.width = None   # of the model that it is in
-        self.table = None   # the first states of a text's positions, made when they are needed
-
-    def enter(self, model, order, new=True):
-        """The model gets an adapter, if it has none and the order is to be its own. model.adapter
-        is a matrix, or None where inject='add' needs none. Here is also what a core refuses."""
-        if self.width not in (None, model.config.n_embd):
-            raise Refused('this core is in a model of another width: make one for each model')
-        self.context, self.width = model.config.context, model.config.n_embd    # for first states
-        if self.state_std is None:
-            self.state_std = starts.std_of(self.start, self.width)
-        if sum(hasattr(step, 'recurrence') for step in steps_of(order)) > 1:
-            raise Refused('an order has one core: its adapter has one name in a checkpoint')
-        has = hasattr(model, 'adapter')
-        if not has and not new:
-            raise Refused('a core brings an adapter into the model: set model.order')
-        if has and (model.adapter is None) != (self.inject == 'add'):
-            raise Refused(f'inject={self.inject!r} does not fit the adapter that this model has')
-        if not has:
-            model.adapter = starts.new_adapter(self.inject, self.width)
-            if model.adapter is not None:           # None: s + e
-                model.adapter.to(model.embed.weight)    # on the layers' device, in their dtype
-
-    def parts(self, order):
-        "(prelude, core, coda) of the order that it stands in."
-        if self not in order:
-            raise Refused(f'in the order {order} the core stands within another step')
-        at = order.index(self)
-        return order[:at], self.items, order[at + 1:]
+    def __init__(self, items, r=4, backprop_depth=8, start='normal', state_std=None, fresh=False):
+        super().__init__(items)
+        assert start in ('normal', 'authors'), f'start={start}'
+        self.r, self.backprop_depth = r, backprop_depth
+        self.start, self.state_std, self.fresh = start, state_std, fresh
+        self.recompute = False
+        self.forwards = 0               # with `fresh`: each has another seed
 
     def __repr__(self):
-        return f'Core({self.items}, r={self.recurrence})'
+        return f'Core({self.items}, r={self.r})'
 
-    # ------------------------------------------------------------------------------- one forward
+    def settings(self):
+        return dict(r=self.r, backprop_depth=self.backprop_depth, start=self.start,
+                    state_std=self.state_std, fresh=self.fresh)
 
-    def first_state(self, e, seen, generator):
-        """The state (B, T, C) that the first run gets, of tokens after `seen` others: noise. In
-        training it is drawn by a list of generators, one for each row, or by one for all rows.
-        Without one, every position has a fixed state of its own, so that cached, batched and plain
-        forwards agree."""
+    def runs(self, r=None, backprop_depth=None):
+        "(how often it runs, through how many of these runs gradients go back)"
+        r = self.r if r is None else r
+        learned = self.backprop_depth if backprop_depth is None else backprop_depth
+        assert r >= 1 and learned >= 1, f'r={r} and backprop_depth={learned} must be at least 1'
+        return r, min(r, learned)
+
+    def first_state(self, e, first=0, generator=None):
+        """(B, T, C), drawn by a generator, or by a list of one for each row. Without any, the token
+        in place i, from `first` on, has a fixed state of its own."""
+        B, T, C = e.shape
         if generator is None and self.fresh:
-            generator = starts.next_generator(self)
+            self.forwards += 1
+            generator = torch.Generator().manual_seed(seed_for(0, 'first state', self.forwards))
         if generator is None:
-            end = seen + e.shape[1]
-            s = starts.states_until(self, end, e.device)[seen:end]              # (T, C)
+            pieces = math.ceil((first + T) / 64)
+            s = fixed_noise(self.start, pieces, C, e.device)[first:first + T]           # (T, C)
         elif isinstance(generator, torch.Generator):
-            s = starts.noise(self.start, e.shape, generator)                    # (B, T, C)
+            s = noise(self.start, (B, T, C), generator)
         else:
-            s = torch.stack([starts.noise(self.start, e.shape[1:], g) for g in generator])
-        return (s.to(e) * self.state_std).expand_as(e)
+            s = torch.stack([noise(self.start, (T, C), each) for each in generator])
+        return (s.to(e) * self.std(C)).expand(B, T, C)
 
-    def recur(self, s, e, walk, position):
-        "One run: adapter, then items."
-        adapter = walk.model.adapter
-        x = s + e if adapter is None else adapter(torch.cat((s, e), dim=-1))
-        x = x.to(e.dtype)                       # under autocast an adapter returns bfloat16
-        return walk.run(x, self.items, position)                                # (B, T, C)
+    def std(self, width):
+        if self.state_std is not None:
+            return self.state_std
+        return AUTHORS_STD if self.start == 'authors' else math.sqrt(2 / (5 * width))
 
-    def __call__(self, e, walk, position):
-        r, with_grad = self.how_often(**walk.how)
-        s = self.first_state(e, walk.seen, walk.how.get('generator'))
-        first_learned = r - with_grad       # gradients go back to this run, and no further
-        for i in range(r):
-            if i <= first_learned:
-                s = s.detach()
+    def once(self, model, s, e, depth, cache, tap):
+        "One run, from a state to the next."
+        x = model.adapter(torch.cat((s, e), dim=-1)).to(e.dtype)    # autocast made it bfloat16
+        return model.run(x, self.items, depth, cache, tap)
+
+    def __call__(self, model, e, depth, cache=None, tap=None, r=None, backprop_depth=None,
+                 generator=None):
+        if not hasattr(model, 'adapter'):
+            raise Refused('a Core needs an adapter, and this model has none: surgery makes one')
+        r, learned = self.runs(r, backprop_depth)
+        s = self.first_state(e, seen(cache, depth), generator)
+        for left in range(r, 0, -1):
+            if left >= learned:         # Not no_grad: the autocast of older torch would keep its
+                s = s.detach()          # copies of the weights, without gradient, for later runs.
             if self.recompute and torch.is_grad_enabled():
-                s = checkpoint(self.recur, s, e, walk, position, use_reentrant=False)
+                s = checkpoint(self.once, model, s, e, depth, cache, tap, use_reentrant=False)
             else:
-                s = self.recur(s, e, walk, position)
-            position += len(unrolled(self.items, **walk.how))
-        return s
+                s = self.once(model, s, e, depth, cache, tap)
+            depth += len(unrolled(self.items))
+        return s                                                                # (B, T, C)
 
-    def how_often(self, r=None, backprop_depth=None, generator=None):
-        "(r, through how many of these gradients go back); it is given all of `how`."
-        r = self.recurrence if r is None else r
-        if r < 1:
-            raise Refused(f'r={r} is too small: the core must run at least once (try r=1)')
-        with_grad = self.backprop_depth if backprop_depth is None else backprop_depth
-        if with_grad < 1:
-            raise Refused(f'backprop_depth={with_grad} is too small: gradients go back through at '
-                          'least the last run')
-        return r, min(r, with_grad)
+    def unrolled(self, r=None):
+        return unrolled(self.items) * self.runs(r)[0]
 
-    # ------------------------------------------------------------------------------- what it costs
-
-    def unrolled(self, **how):
-        return unrolled(self.items, **how) * self.how_often(**how)[0]
-
-    def flops(self, model, context, **how):
-        "A run costs a third without a backward pass, which is twice the forward."
-        r, with_grad = self.how_often(**how)
-        once = model.flops_of(self.items, context, **how)
-        if model.adapter is not None:
-            once += 6 * model.adapter.weight.numel()
-        forward_alone = once // 3
-        return with_grad * once + (r - with_grad) * forward_alone
+    def flops(self, model, context, r=None, backprop_depth=None):
+        "A run without a backward pass costs a third: that pass is twice the forward."
+        r, learned = self.runs(r, backprop_depth)
+        once = model.flops_of(self.items, context)
+        once += 6 * sum(p.numel() for p in model.adapter.parameters())
+        return learned * once + (r - learned) * (once // 3)
 
 
-def flops_paper(model, mean=None):
-    """The paper's count: 6 for each weight of a layer with a backward pass and 2 for each without,
-    at so many recurrences."""
+def noise(start, shape, generator):
+    if start == 'authors':
+        x = torch.empty(shape, device=generator.device)
+        return nn.init.trunc_normal_(x, a=-3, b=3, generator=generator)
+    return torch.randn(shape, generator=generator, device=generator.device)
+
+
+@functools.lru_cache(maxsize=2)
+def fixed_noise(start, n, width, device):
+    "(64 n, width), whose first rows are the same for every n."
+    generator = torch.Generator().manual_seed(0)
+    return torch.cat([noise(start, (64, width), generator) for _ in range(n)]).to(device)
+
+
+def flops_paper(model, r=None):
+    """The paper's count, to compare with its tables: 6 for each weight of a layer with a backward
+    pass and 2 for each without. Logs have flops_per_token's, with attention, adapter and head."""
     layer = sum(p.numel() for p in model.layers[0].parameters())
     prelude, core, coda = parts_of(model)
-    mean, with_grad = core_of(model).how_often(mean)
-    learned = len(prelude + coda) + with_grad * len(core)
-    return layer * (6 * learned + 2 * (mean - with_grad) * len(core))
+    r, learned = core_of(model).runs(r)
+    once = len(prelude + coda) + learned * len(core)
+    return layer * (6 * once + 2 * (r - learned) * len(core))
 
 
 # ---------------------------------------------------------------------------------------- how often
 
-def sample_recurrence(mean, step, seed):
-    """r of a training step, the same on every rank: 1 + Poisson(exp(tau)), where tau is normal with
-    std sigma and mean log(mean) - sigma^2 / 2, so that exp(tau) has the mean `mean` (and r has
-    mean + 1)."""
+def seed_for(seed, purpose, step=0):
+    "63 bits. Every random draw is a function of these three, so no generator is ever saved."
+    digest = hashlib.blake2b(f'{seed} {purpose} {step}'.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, 'big') >> 1
+
+
+def sample_recurrence(mean_r, step, seed):
+    """r of a training step, the same on every rank: 1 + Poisson(rate). The logarithm of the rate is
+    normal with std sigma, around log(mean_r) - sigma^2 / 2, so that the rate's mean is mean_r."""
     generator = torch.Generator().manual_seed(seed_for(seed, 'recurrence', step))
     sigma = 1 / 2
     normal = torch.randn(1, generator=generator, dtype=torch.float64)
-    tau = sigma * normal + math.log(mean) - sigma ** 2 / 2
-    return int(torch.poisson(tau.exp(), generator=generator).item()) + 1
+    rate = (sigma * normal + math.log(mean_r) - sigma ** 2 / 2).exp()
+    return int(torch.poisson(rate, generator=generator).item()) + 1
 
 
-def recurrence_curriculum(step, steps, mean, warm_fraction, shape='linear'):
-    """What sample_recurrence gets for `mean` at a step: whole numbers that rise from 1 to `mean`
-    over the first part of the steps, and then `mean`."""
-    check_choice('curriculum_shape', shape, ('linear', '1-sqrt'))
-    warm = warm_fraction * steps
-    if step + 1 >= warm:
-        return mean
-    risen = (step + 1) / warm
+def recurrence_curriculum(step, steps, mean_r, warm_fraction, shape='linear'):
+    "mean_r at a step: whole numbers that rise from 1 to `mean_r` over the first part of the steps."
+    assert shape in ('linear', '1-sqrt'), f'curriculum_shape={shape}'
+    risen = min(1, (step + 1) / max(1, warm_fraction * steps))
     if shape == '1-sqrt':
         risen = 1 - math.sqrt(1 - risen)
-    return max(1, math.ceil(mean * risen - 1e-9))       # 1e-9: 3.0000000001 is 3
+    return max(1, math.ceil(mean_r * risen - 1e-9))     # 1e-9: 3.0000000001 is 3
 
 
 if __name__ == '__main__':
     if len(sys.argv) != 3:
-        print(__doc__)
-    else:
-        with refusals('retrofit'):
-            prelude, core, coda = cut(sys.argv[1], int(sys.argv[2]))
-            print([*prelude, Core(core), *coda])
+        raise SystemExit(__doc__)
+    from train import load, save        # here, because train.py imports this file
+    folder, shape = sys.argv[1:]
+    model, saved = load(folder)
+    out = Path(f'{folder}_{shape}')
+    out.mkdir(exist_ok=True)
+    save(out, surgery(model, shape), [], **{name: saved[name] for name in
+                                            ('config', 'flops', 'inherited_flops')})
+    print(f'{out}: prelude, core and coda were the layers', *cut(shape, len(model.layers)))

@@ -17,7 +17,6 @@ Usage:
 """
 import math
 import os
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -30,18 +29,18 @@ if __name__ == '__main__':
 
 import torch
 
-from nanodepth.common.errors import refusals, say
+from nanodepth.common.errors import say
 from nanodepth.common.options import by_source, check_bounds
 from nanodepth.common.seeds import seed_for, row_generators
-from nanodepth.grow import grown_order, growth_plan, growths, untie
+from nanodepth.grow import GROWTH, growth_plan, untie
 from nanodepth.loop import fit_loop
-from nanodepth.model import LM
+from nanodepth.model import LM, loss_of_piece
 from nanodepth.models import checkpoint
 from nanodepth.retrofit import core_of, recurrence_curriculum, sample_recurrence
 from nanodepth.training import refuse, run       # what is refused, and the folder of a run
 from nanodepth.training.measure import measure, numbers_of
 from nanodepth.training.optimizers import load_optimizers, make_optimizers
-from nanodepth.training.plan import Parent, model_config, settings_of, shortened
+from nanodepth.training.plan import Parent, model_config, operator, settings_of, shortened
 from nanodepth.training.processes import World
 
 
@@ -148,13 +147,13 @@ class Plan:
         self.stages = [(0, begins.n_layer)]             # [(first step, layers)]
         self.growths = {}                               # {layers: the order that they grew by}
         if c.grow:
-            ends = c.n_layer
+            grow, ends = operator(c.grow), c.n_layer
             if parent:
-                ends = len(grown_order(c.grow, parent.n_layer, c.grow_block))
-            self.stages = growth_plan(c.grow, ends, c.grow_block, self.cooldown_start,
-                                      c.grow_alpha, start=begins.n_layer)
-            for order in growths(c.grow, begins.n_layer, ends, c.grow_block):
-                self.growths[len(order)] = order
+                ends = len((GROWTH.get(grow) or grow)(parent.n_layer, c.grow_block))
+            stages = growth_plan(grow, ends, c.grow_block, self.cooldown_start, c.grow_alpha,
+                                 start=begins.n_layer)
+            self.stages = [(first, n_layer) for first, _, n_layer in stages]
+            self.growths = {n_layer: order for _, order, n_layer in stages[1:]}
 
         # looping: None is each layer once
         deepest = self.stages[-1][1]
@@ -231,6 +230,8 @@ def wrap(world, model):
     if world.compiles:
         for block in model.layers:
             block.compile()
+    if world.compiles and world.cuda:
+        model.piece_loss = torch.compile(loss_of_piece, dynamic=False)
     return world.ddp(model) if world.size > 1 else model
 
 
@@ -289,7 +290,7 @@ def train(c):
             model = LM(model_config(c, vocab_size=c.vocab_size or data['data'].vocab_size,
                                     n_layer=plan.at(0).n_layer, order=plan.main_order))
         if core := core_of(model):      # the config's, or its own where the config says None
-            core.recurrence, core.backprop_depth = plan.recurrence, plan.backprop_depth
+            core.r, core.backprop_depth = plan.recurrence, plan.backprop_depth
             core.recompute = c.recompute
         model.to(world.device, torch.float32).train()       # Hugging Face's may be bfloat16
         settings = settings_of(plan)            # the config as its files keep it
@@ -422,6 +423,5 @@ def main(argv):
 
 
 if __name__ == '__main__':
-    from nanodepth.commands.train import explain        # the list of configs, --help, --dry_run
-    with refusals('train'):     # prints what was refused as one line
-        explain(sys.argv[1:]) or main(sys.argv[1:])
+    from nanodepth.__main__ import main as nanodepth
+    nanodepth('train')

@@ -1,4 +1,4 @@
-"""Loop a frozen model's middle layers, ours or Hugging Face's, and undo it without a trace.
+"""Loop a frozen model's middle layers, and undo it without a trace.
 
 The idea: a window g of residual layers adds F(x) = g(x) - x to the stream x. That is one Euler step
 of length 1 on x' = F(x), and the later layers were trained on where it ends. Running the window K
@@ -9,43 +9,43 @@ Why beta: near is not there. The result goes back towards the plain output by th
 the plain model and 0 the small steps alone, so that beta says how far the later layers are taken
 from what they know.
 
-Paper: "Training-Free Looped Transformers", sections 2 and 3, appendices D and P (which settings).
+Paper: "Training-Free Looped Transformers", sections 2 and 3, appendices D and P (which settings),
+C and G.2 (what the KV cache keeps).
+Here: the middle n of L layers begin at L // 2 - n // 2, as the paper's windows on its 28 layers do.
 
 Usage:
-    with looped(model, window=(3, 5), method='rk', K=3, beta=0.5) as m: m.generate(tokens, 20)
-    patch(model, 'mid4'); unpatch(model)                # the same without a `with`
-    model.order = [0, 1, 2, Window([3, 4], rk, K=3), 5]
-    python wrapper.py                   # where K steps through x' = 0.8 x end, from x = 1
-    nanodepth evaluate HF_FOLDER --window=mid4 --K=3 --tasks=arc_easy   # plain and looped, scored
+    with looped(model, window=(3, 5), K=3, beta=0.5): model.generate(tokens, 20)
+    model.order = [0, 1, 2, Window([3, 4], rk, K=3), 5]             # from now on
+    model.order = [0, 1, 2, Window([3]), Window([4]), 5]            # each layer by itself
+    python wrapper.py           # where K steps through x' = 0.8 x end, from x = 1
+    # a model of transformers: `from nanodepth import looped`, or nanodepth evaluate --window=mid4
 """
 import contextlib
 
 import torch
 
-from nanodepth.common.errors import check_choice
-from nanodepth.looping.caches import Memory, check_cache
-from nanodepth.looping.patch import install, unpatch
-from nanodepth.looping.solvers import BY_LAYER, MORE, PER_TOKEN, bind, lerp
-from nanodepth.model import unrolled
+from loop import running
+from model import Refused, Step, seen
 
 # --------------------------------------------------------------------------- the idea, by hand
 
 def looped_by_hand(model, tokens, a, b, K, beta=0.5):
-    "Logits of a model of ours with its layers a to b looped."
+    "Logits of a model with its layers a to b looped."
     def g(x):                               # one pass through the window
-        return model.run(x, model.order[a:b + 1], position=a)
+        return model.run(x, model.order[a:b + 1], depth=a)
     x = model.run(model.embed(tokens), model.order[:a])
     plain = g(x)
     x = x + (plain - x) / K                 # the first of K small steps reuses `plain`
     for _ in range(K - 1):
         x = x + (g(x) - x) / K
     x = beta * plain + (1 - beta) * x       # a part of the way back to the plain output
-    x = model.run(x, model.order[b + 1:], position=b + 1)
+    x = model.run(x, model.order[b + 1:], depth=b + 1)
     return model.head(model.norm(x))
 
 
 # ------------------------------------------------------------------ ways to run a window K times
-# lerp(x, y, h) is x + h (y - x), rounded so that h = 1 gives y itself: K = 1 is the plain window.
+# torch.lerp(x, y, h) is x + h (y - x), rounded so that h = 1 gives y itself: to the last bit, K = 1
+# is the plain window. Any function (g, x, K, ...) whose first evaluation is g(x) is a solver.
 
 def naive(g, x, K):
     "The window K times: steps of length 1, to time K."
@@ -54,106 +54,97 @@ def naive(g, x, K):
     return x
 
 
+def euler(g, x, K, T=1):
+    "K steps of length T/K. (The paper ends at the time T = 1, its authors' best results at 2.)"
+    for _ in range(K):
+        x = torch.lerp(x, g(x), T / K)
+    return x
+
+
 def rk(g, x, K, beta=0.5, T=1):
-    """looped_by_hand's K Euler steps to the time T, and the way back. All of it is one Runge-Kutta
-    step of K stages (Eq. 13 to 16), hence the name."""
+    """looped_by_hand's Euler steps, and the way back. All of it is one Runge-Kutta step of K stages
+    (Eq. 13 to 16), hence the name."""
     plain = g(x)
-    x = lerp(x, plain, T / K)
+    x = torch.lerp(x, plain, T / K)
     for _ in range(K - 1):
-        x = lerp(x, g(x), T / K)
-    return lerp(x, plain, beta)             # beta plain + (1 - beta) x
+        x = torch.lerp(x, g(x), T / K)
+    return torch.lerp(x, plain, beta)       # beta plain + (1 - beta) x
 
 
-SOLVERS = dict(naive=naive, rk=rk, **MORE)          # MORE: those of looping/solvers.py
+SOLVERS = dict(naive=naive, euler=euler, rk=rk)
 
+# --------------------------------------------------------------------------------- in any order
 
-def pick_solver(method, K, beta=None, **options):
-    "(solver(g, x), how often it evaluates g), or an error in one line."
-    check_choice('method', method, list(SOLVERS))
-    return bind(method, SOLVERS[method], K, beta, **options)
+class Window(Step):
+    """Its items, evaluated several times at the same depths, as a solver says.
 
+    A later token looks back at the keys and values of a layer, of which each evaluation has made
+    its own. With cache='first' those of the first stay, which are the plain model's: a text is then
+    continued in another way than it is read. With 'exact' all stay, so that evaluation k always
+    sees evaluation k, at K times the memory."""
 
-# ----------------------------------------------------------------------------- the step of an order
-
-class Window:
-    """A step of an order: a solver that evaluates these items several times, at the same
-    positions. It keeps nothing of a forward, so that copies and threads may share it.
-
-    method  a name of SOLVERS, or its function
-    cache   what later tokens see of a looped layer: its 'first' or 'last' evaluation's keys, or
-            others of looping/caches.py, such as 'natural'
-    decode  'full' loops at each new token; 'bypass' loops only while a prompt is read
-    mode    the items as one 'block', or 'layer' by layer"""
-
-    def __init__(self, items, method='rk', K=3, beta=None, cache=None, decode='full', mode=None,
-                 **options):
-        self.items = list(items)
-        names = {solver: name for name, solver in SOLVERS.items()}
-        self.method, self.K, self.decode = names.get(method, method), K, decode
-        self.solver, self.evaluations = pick_solver(self.method, K, beta, **options)
-        self.by_layer = self.method in BY_LAYER             # a method for each layer by itself
-        self.mixes_tokens = self.method not in PER_TOKEN    # no padded rows, then (scoring asks)
-        self.mode = mode or ('layer' if self.by_layer else 'block')
-        self.cache = cache or ('natural' if self.by_layer else 'first')
-        check_choice('mode', self.mode, ['layer'] if self.by_layer else ['block', 'layer'])
-        check_cache(self, options.get('tol'))       # with a tolerance it may stop before K
+    def __init__(self, items, solver=rk, K=3, cache='first', **options):
+        super().__init__(items)
+        assert K >= 1 and cache in ('first', 'exact')
+        self.solver = SOLVERS.get(solver, solver)       # a function, or its name
+        self.K, self.cache, self.options = K, cache, options
 
     def __repr__(self):
-        return f'Window({self.items}, {self.method!r}, K={self.K})'
+        return f'Window({self.items}, {self.solver.__name__!r}, K={self.K})'
 
-    def enter(self, model, order, new=True):
-        "It needs nothing of the model."
+    def settings(self):
+        name = self.solver.__name__
+        if SOLVERS.get(name) is not self.solver:
+            raise Refused(f'no file can name the solver {name}: known are {", ".join(SOLVERS)}')
+        return dict(solver=name, K=self.K, cache=self.cache, **self.options)
 
-    def __call__(self, x, walk, position):
-        if self.decode == 'bypass' and walk.seen > 0 and x.shape[-2] == 1:
-            return walk.run(x, self.items, position)
-        memory = Memory(self, walk, position)       # what it does with a KV cache, if there is one
-        parts = [self.items] if self.mode == 'block' else [[item] for item in self.items]
-        y = x
-        for part in parts:
-            g = memory.window(part, position)       # each call of g is one evaluation
-            y = self.solver(g, y)
-            position += len(unrolled(part, **walk.how))
-        memory.settle(x, y)     # some caches keep one more pass, on what came in or what goes out
-        return y
+    def __call__(self, model, x, depth, cache=None, **how):
+        before = None if cache is None else dict(cache)
+        k = 0
 
-    def unrolled(self, **how):
-        return unrolled(self.items, **how)
+        def g(x):
+            nonlocal k
+            k += 1
+            mine = cache                        # what evaluation k reads and adds to
+            if cache is not None and k > 1:
+                mine = dict(before)             # 'first': what was there before this forward
+                if self.cache == 'exact':
+                    mine = cache.setdefault((depth, self.K, k), {})
+                    assert seen(mine, depth) == seen(before, depth), 'another window filled it'
+            return model.run(x, self.items, depth, cache=mine, **how)
+        return self.solver(g, x, self.K, **self.options)
 
-    def flops(self, model, context, **how):
-        return self.evaluations * model.flops_of(self.items, context, **how)
+    def evaluations(self):
+        "How often the solver evaluates g: it is run on a number, and counted."
+        evaluated = []
 
+        def g(x):
+            evaluated.append(x)
+            return x + 1
+        self.solver(g, torch.zeros(1, 1, 1), self.K, **self.options)
+        return len(evaluated)
 
-# ------------------------------------------------------------------- any model, with its KV cache
-
-def patch(model, window=None, method='rk', K=3, beta=None, pin=None, **how):
-    """Loop a window of a model's layers from now on; unpatch(model) undoes it.
-
-    window   (3, 5), both included; 'mid4', the middle four, if none is given; 0.5, the four centred
-             on that fraction of the depth
-    K, beta  rk's, whose beta is 0.5 if none is given; others' options are in looping/solvers.py
-    cache    which pass later tokens see in the KV cache: 'first', the plain one, or as Window says
-    others   rarely needed: Window explains decode and mode, looping/layers.py pin
-
-    One of ours gets another order; another family's gets looping/'s engine into its layers."""
-    def step(items):
-        return Window(items, method, K, beta, **how)
-    return install(model, window, step, pin)
+    def flops(self, model, context, r=None, backprop_depth=None):
+        return self.evaluations() * super().flops(model, context, r, backprop_depth)
 
 
 @contextlib.contextmanager
-def looped(model, window=None, method='rk', K=3, beta=None, **how):
-    "patch inside a `with`."
-    patch(model, window, method, K, beta, **how)
-    try:
+def looped(model, window=None, solver=rk, K=3, cache='first', **options):
+    """Inside a `with`, loop the items a to b of a model's order, both included. The window is
+    (a, b); None: the middle four."""
+    order = model.order
+    n = min(4, len(order))
+    middle = len(order) // 2 - n // 2
+    a, b = window or (middle, middle + n - 1)
+    assert 0 <= a <= b < len(order), f'the window {a}-{b} in an order of {len(order)} items'
+    step = Window(order[a:b + 1], solver, K, cache, **options)
+    with running(model, [*order[:a], step, *order[b + 1:]]):
         yield model
-    finally:
-        unpatch(model)
 
 
 if __name__ == '__main__':
     print('K   naive   steps   and back')
     for K in (1, 2, 3, 4):
-        ends = [solver(lambda x: x + 0.8 * x, torch.ones(()), K, **how).item()
-                for solver, how in ((naive, {}), (rk, dict(beta=0)), (rk, {}))]
+        ends = [solver(lambda x: x + 0.8 * x, torch.ones(()), K).item()
+                for solver in (naive, euler, rk)]
         print(K, *(f'{end:7.3f}' for end in ends))

@@ -5,6 +5,7 @@ those of docs/results/table, which have four seeds. With --more=... it is a tria
 with its runs.
 """
 from nanodepth import probe
+from nanodepth.model import steps_in
 from nanodepth.commands.probe import examples
 from nanodepth.report.tables import mean
 from nanodepth.text.loader import Loader
@@ -46,7 +47,7 @@ def metric(model, loader):
     4-5: how much more of the stream the attention of a block's second layer adds than that of its
     first; what the loss gains when two layers change places, inside a block or across a border; and
     how much more directly a block's second layer depends on each earlier layer."""
-    if model.order_with_steps or len(model.order) != 8:
+    if steps_in(model.order) or len(model.order) != 8:
         return {}
     val = Loader('data/toy', 32, 64, split='val', seed=1)
     tokens = examples(val, 20, None)

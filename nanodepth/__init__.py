@@ -1,61 +1,57 @@
-"""The package: every file is imported as nanodepth.NAME, so none of ours can hide one of yours.
-In a clone the seven ideas, config/ and data/ stand beside this folder, and in an installed copy
-they stand inside it. Both are found under the same names.
-Usage: from nanodepth import looped
+"""The package: `from nanodepth import looped`, and each of the seven as nanodepth.NAME. The seven
+import each other by bare names. They are loaded here once, by their files, and lent these names
+while they load, so that a model.py of somebody else's stays theirs.
 """
 import importlib
+import os
 import sys
 from importlib.machinery import PathFinder
-from importlib.util import spec_from_loader
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 __version__ = '0.2.0'
-ROOT = Path(__file__).resolve().parent      # where the seven, config/ and data/ are
-if not (ROOT / 'model.py').exists():        # a clone
-    ROOT = ROOT.parent
-    __path__.append(str(ROOT))
-IDEAS = 'model', 'grow', 'loop', 'retrofit', 'wrapper', 'probe', 'train'
+HERE = Path(__file__).resolve().parent
+ROOT = HERE if (HERE / 'model.py').exists() else HERE.parent    # a wheel has the seven in here
+if ROOT != HERE:
+    __path__.append(str(ROOT))              # a clone: config/ and data/ are nanodepth.config, .data
+BOOK = 'model', 'loop', 'grow', 'retrofit', 'wrapper', 'probe', 'train'
 
 
-class SameModule:
-    """In a clone `import model` and `import nanodepth.model` are one module, so that LM is one
-    class. A model.py of somebody else's that Python finds first stays theirs."""
-
-    @classmethod
-    def find_spec(cls, name, path=None, target=None):
-        found = PathFinder.find_spec(name) if name in IDEAS and path is None else None
-        if found and Path(found.origin or '').resolve() == ROOT / f'{name}.py':
-            return spec_from_loader(name, cls, origin=found.origin)
-
-    @staticmethod
-    def create_module(spec):
-        return importlib.import_module(f'nanodepth.{spec.name}')
-
-    @staticmethod
-    def exec_module(module):
-        "It ran as nanodepth.NAME."
+def is_ours(path, name):
+    return path is not None and Path(path).resolve() == ROOT / f'{name}.py'
 
 
-def same_modules():
-    "An idea that is being loaded by a bare name, or runs as a script, and so imports us."
-    for name in (*IDEAS, '__main__'):
-        module = sys.modules.get(name)
-        path = Path(getattr(module, '__file__', None) or '').resolve()
-        if path.parent == ROOT and path.stem in IDEAS:
-            sys.modules[f'nanodepth.{path.stem}'] = module
-            globals()[path.stem] = module
+def load_book():
+    before = {name: sys.modules.get(name) for name in BOOK}
+    main = sys.modules.get('__main__')      # python train.py: one of the seven is at work already
+    for name in BOOK:
+        ours = [module for module in (before[name], main)
+                if is_ours(getattr(module, '__file__', None), name)]
+        spec = spec_from_file_location(f'nanodepth.{name}', ROOT / f'{name}.py')
+        module = ours[0] if ours else module_from_spec(spec)
+        sys.modules[name] = sys.modules[f'nanodepth.{name}'] = globals()[name] = module
+        if not ours:
+            spec.loader.exec_module(module)
+    for name in BOOK:           # each bare name is again whoever's it was, or would be
+        found = PathFinder.find_spec(name)
+        if before[name] is not None:
+            sys.modules[name] = before[name]
+        elif found is None or not is_ours(found.origin, name):
+            del sys.modules[name]
 
 
-same_modules()
-if ROOT != Path(__file__).resolve().parent:
-    sys.meta_path.insert(0, SameModule)
+command = Path(sys.argv[0]).name if sys.argv else ''
+if command in ('nanodepth', '-m'):      # threads that spin would slow down the command beside this
+    os.environ.setdefault('GOMP_SPINCOUNT', '1000')
+if not (command == 'nanodepth' and sys.argv[1:] in ([], ['-h'], ['--help'])):
+    load_book()                         # the list of commands needs none of it, and no torch
 
-NAMES = dict(looped='wrapper', patch='wrapper', unpatch='wrapper', load_model='models.checkpoint',
-             save_hf='models.hf')
+NAMES = dict(looped='looping.patch', patch='looping.patch', unpatch='looping.patch',
+             load_model='models.checkpoint', save_hf='models.hf')
 
 
 def __getattr__(name):
-    "What people import is read when it is asked for: `import nanodepth` imports no torch."
+    "What people import is read when it is asked for."
     if name not in NAMES:
         raise AttributeError(f'nanodepth has no {name!r}, but {", ".join(NAMES)}')
     return getattr(importlib.import_module(f'nanodepth.{NAMES[name]}'), name)

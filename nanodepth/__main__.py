@@ -4,18 +4,14 @@ In a clone without an install, write `python -m nanodepth` instead of `nanodepth
     nanodepth sample out/lidas      # runs one of them (with --help it says more)
 """
 import importlib
-import os
 import sys
 from pathlib import Path
-
-from nanodepth.common.errors import Refused, nearest, refusals
 
 PACKAGE = Path(__file__).parent
 COMMANDS = {        # name: (module, what it does)
     'train': ('commands.train', 'train a model by a config: ordinary, grown, looped or recurrent'),
     'plot': ('commands.plot', 'the pictures of runs, side by side, and a table'),
     'sample': ('commands.sample', 'generate text from a checkpoint'),
-    'grow': ('grow', 'which layer came from which'),
     'play': ('extras.play', 'a page on which you move layers and see what it does'),
     'export': ('commands.export', 'a checkpoint as a Hugging Face folder'),
     'evaluate': ('commands.evaluate', 'how good models are, run in these ways'),
@@ -27,15 +23,9 @@ COMMANDS = {        # name: (module, what it does)
 }
 
 
-# Threads of OpenMP spin at each of thousands of barriers, so that two commands slow each other down
-# fifty times. So many turns are enough, and then a thread sleeps.
-SPINS = '1000'
-
-
 def main(name=None, argv=None):
     if argv is None:            # a command line, and not a call from Python
         argv = sys.argv[1:]
-        os.environ.setdefault('GOMP_SPINCOUNT', SPINS)      # before a command loads torch
         for stream in (sys.stdout, sys.stderr):         # a terminal may lack a ±
             if hasattr(stream, 'reconfigure'):          # not in a notebook, or closed
                 stream.reconfigure(errors='replace')
@@ -46,6 +36,7 @@ def main(name=None, argv=None):
         name, *argv = argv
     elif {'-h', '--help'} & set(argv):
         print(f'This is the command nanodepth {name}.\n')
+    from nanodepth.common.errors import Refused, nearest, refusals
     with refusals(name if name in COMMANDS else 'nanodepth'):
         if name not in COMMANDS:
             raise Refused(f'there is no command {name!r}{nearest(name, COMMANDS)}')

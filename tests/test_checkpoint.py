@@ -3,22 +3,26 @@ import dataclasses
 import math
 import os
 import pickle
+import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import BEGUN, save_run
+from conftest import BEGUN, logits, refused, save_run
 
+from nanodepth import patch, save_hf, wrapper
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common import files
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import claim, fresh, replace
+from nanodepth.model import Step, steps_in, unrolled
 from nanodepth.models import checkpoint
 from nanodepth.models.checkpoint import describe, load, load_model, save
-from nanodepth.retrofit import surgery
+from nanodepth.retrofit import Core, core_of, new_adapter, surgery
 from nanodepth.train import train
+from nanodepth.wrapper import Window
 
 
 def test_what_is_saved_comes_back(tmp_path):
@@ -43,14 +47,154 @@ def test_the_last_checkpoint_of_a_depth_is_that_of_the_highest_step(tmp_path, ti
 
 def test_load_model(tmp_path, tiny):
     model = tiny(n_kv_head=2, ln_scaling=True, order=[0, 1, 2, 1, 3])
-    save(tmp_path, kind='lm', model=model.state_dict(), model_config=asdict(model.config))
+    save(tmp_path, **describe(model))
     back = load_model(tmp_path)
     tokens = torch.randint(50, (2, 9))
     assert torch.equal(back(tokens), model(tokens)) and not back.training
     assert back.head.weight is back.embed.weight
-    core = surgery(tiny(n_layer=6), ([0, 2], [3], [5, 4]), inject='add', start='zero', recurrence=3)
+    core = surgery(tiny(n_layer=6), ([0, 2], [3], [5, 4]), inject='add', state_std=0, r=3)
     save(tmp_path / 'core', **describe(core))
     assert torch.equal(load_model(tmp_path / 'core')(tokens), core(tokens))
+
+
+class Times(Step):
+    "Its items several times."
+
+    def __init__(self, items, times=2):
+        super().__init__(items)
+        self.times = times
+
+    def __call__(self, model, x, depth, **how):
+        return model.run(x, self.items * self.times, depth, **how)
+
+    def unrolled(self, r=None):
+        return unrolled(self.items, r) * self.times
+
+    def settings(self):
+        return dict(times=self.times)
+
+
+class Again(Core):
+    "A core whose first state is the stream as it comes in."
+
+    def first_state(self, e, first=0, generator=None):
+        return e
+
+
+ORDERS = {      # (an order, which classes of it a checkpoint does not know)
+    'core': ([0, Core([1, 2], 3, 2, start='authors', state_std=0.3), 3], []),
+    'window': ([0, Window([1, 2], wrapper.euler, K=2, cache='exact', T=1.5), 3], []),
+    'window in a core': ([0, Core([1, Window([2], K=3, beta=0.3)], r=2), 3], []),
+    'window beside a core': ([Window([0], K=2), Core([1, 2], r=2), 3], []),
+    'own': ([0, Times([1, Window([2], K=2)], times=3), 3], ['Times']),
+    'own core': ([0, Again([1, 2], r=3), 3], ['Again'])}
+
+
+@pytest.fixture
+def ordered(tiny):
+    "ordered(name) -> a model of this order."
+    def make(name):
+        model = tiny(vocab_size=257)
+        model.order = ORDERS[name][0]
+        if core_of(model):
+            model.adapter = new_adapter(32, 'linear')
+        return model
+    return make
+
+
+@pytest.mark.parametrize('name', ORDERS)
+def test_what_is_written_is_the_same_step_or_a_line(name, ordered, tmp_path):
+    model = ordered(name)
+    save(tmp_path, **describe(model))
+    for kind in ORDERS[name][1]:
+        with pytest.raises(Refused, match=f'has a Step {kind}: --classes=FILE.py, where its class'):
+            load_model(tmp_path)
+    back, tokens = load_model(tmp_path, classes=(Times, Again)), torch.arange(24).view(2, 12)
+    assert torch.equal(logits(back, tokens), logits(model, tokens))
+    assert torch.equal(back.generate(tokens, 4, 0), model.generate(tokens, 4, 0))
+    assert checkpoint.written(back.order) == checkpoint.written(model.order)
+    assert list(map(type, steps_in(back.order))) == list(map(type, steps_in(model.order)))
+    assert back.flops_per_token() == model.flops_per_token()
+
+
+def test_a_file_brings_its_own_classes(ordered, tmp_path):
+    model, file = ordered('own core'), tmp_path / 'mine.py'
+    file.write_text('from nanodepth.retrofit import Core\n\n\nclass Again(Core):\n'
+                    '    def first_state(self, e, first=0, generator=None):\n        return e\n')
+    save(tmp_path, **describe(model))
+    tokens = torch.arange(24).view(2, 12)
+    assert torch.equal(logits(load_model(tmp_path, classes=file), tokens), logits(model, tokens))
+
+
+def test_what_no_checkpoint_can_say_is_not_written(ordered, tiny, tmp_path):
+    def rk(g, x, K):
+        return g(x)
+
+    class Forgetful(Core):
+        def __init__(self, items, scale=1, **options):
+            super().__init__(items, **options)
+            self.scale = scale
+
+    model = ordered('core')
+    for step, words in ((type('Core', (Core,), {})([1]), 'is not the Core that a checkpoint knows'),
+                        (type('Core', (Step,), {})([1]), 'is not the Core'),
+                        (type('Window', (Window,), {})([1]), 'is not the Window'),
+                        (Times([type('Window', (Step,), {})([1])]), 'is not the Window'),
+                        (Window([1], rk), 'no file can name the solver rk'),
+                        (Forgetful([1], scale=2), 'Forgetful has no settings of its own')):
+        model.order = [0, step, 2]
+        with pytest.raises(Refused, match=words):
+            describe(model)
+    patched = tiny()
+    patch(patched, (1, 2))              # the package's Window, which knows more than the book's
+    with pytest.raises(Refused, match='is not the Window'):
+        describe(patched)
+
+
+def test_a_class_that_is_brought_takes_no_known_name(ordered, tmp_path):
+    model = ordered('core')
+    save(tmp_path, **describe(model))
+    tokens = torch.arange(24).view(2, 12)
+    back = load_model(tmp_path, classes=[type('Core', (Again,), {})])
+    assert torch.equal(logits(back, tokens), logits(model, tokens))
+
+
+@pytest.mark.parametrize('name', ORDERS)
+def test_only_a_plain_core_is_exported_and_in_its_authors_format(name, ordered, tmp_path, capsys,
+                                                                       monkeypatch):
+    monkeypatch.setattr(checkpoint, 'BROUGHT', [Times, Again])
+    model, out = ordered(name), tmp_path / 'out'
+    run = save_run(tmp_path / 'run', model)
+    with pytest.raises(Refused, match='in a way that no family of transformers knows'):
+        save_hf(model, out)
+    if name == 'core':
+        nanodepth('export', [run, str(out)])
+        assert '"huginn_raven"' in (out / 'config.json').read_text()
+    else:
+        words = ('no family of transformers knows' if core_of(model) is None else
+                 'holds one Core and no other Step')
+        assert words in refused(capsys, 'export', run, out)
+        assert not out.exists()
+
+
+def test_a_file_that_a_checkpoint_names_is_never_run(ordered, tmp_path, monkeypatch):
+    file, ran = tmp_path / 'evil.py', tmp_path / 'it ran'
+    file.write_text(f'open({str(ran)!r}, "w")\nfrom nanodepth.retrofit import Core as Again\n'
+                    'rk = Again\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    state = describe(ordered('core'))
+    for name in ('Again', 'evil', 'evil.Again', 'evil:Again', str(file), f'{file}:Again'):
+        said = dict(classes=str(file), file=str(file), module='evil')
+        step = dict(step=name, items=[1], settings={}, **said)
+        save(tmp_path / 'run', **state | said | dict(order=[0, step, 2], config=said))
+        with pytest.raises(Refused, match='has a Step'):
+            load_model(tmp_path / 'run')
+    step = dict(step='Window', items=[1], settings=dict(solver='evil.rk'))
+    save(tmp_path / 'run', **state | dict(order=[0, step, 2], model=ordered('window').state_dict()))
+    with pytest.raises(TypeError, match='not callable'):
+        load_model(tmp_path / 'run')(torch.arange(4)[None])
+    assert not ran.exists() and 'evil' not in sys.modules
 
 
 def test_broken_checkpoints_are_refused(tmp_path):
@@ -120,11 +264,12 @@ def test_a_failed_write_keeps_the_old_one(tmp_path, monkeypatch):
 
 
 def test_a_file_of_an_older_form_is_refused(tiny, tmp_path):
-    state = describe(surgery(tiny(), '1-2-1', recurrence=3))
-    state['recurrent']['mean'] = state['recurrent'].pop('recurrence')
-    save(tmp_path, **state)
-    with pytest.raises(Refused, match='of an older form'):
-        load_model(tmp_path)
+    model = surgery(tiny(), '1-2-1')
+    for i, more in enumerate((dict(kind='lm'), dict(kind='recurrent', recurrent=dict(mean=3)),
+                              dict(kind='recurrent', recurrent=dict(recurrence=3)))):
+        save(tmp_path / str(i), model=model.state_dict(), model_config=asdict(model.config), **more)
+        with pytest.raises(Refused, match='of an older form'):
+            load_model(tmp_path / str(i))
 
 
 def test_a_model_that_is_not_finite_is_opened_by_nobody(tiny, tmp_path):

@@ -42,7 +42,7 @@ def test_every_run_of_the_table_can_be_planned_and_costed(name, capsys, monkeypa
 
 def test_a_recurrent_run_is_counted_step_by_step(tmp_path, capsys, data):
     model = surgery(LM(ModelConfig(vocab_size=257, n_layer=4, n_embd=64, n_head=4, context=64)),
-                    '1-2-1', recurrence=4, backprop_depth=2)
+                    '1-2-1', r=4, backprop_depth=2)
     save(tmp_path, **describe(model), optimizers=[], step=0, flops=0)
     said = dry(capsys, ROOT / 'config/retrofit.py', f'--init_from={tmp_path}', '--recurrence=4',
                '--backprop_depth=2', '--steps=20', '--warmup_steps=0',
@@ -56,7 +56,7 @@ def test_a_recurrent_run_is_counted_step_by_step(tmp_path, capsys, data):
 def test_the_retrofits_partner_has_its_flops(tmp_path, data):
     parent = LM(ModelConfig(vocab_size=257, context=64, n_layer=8, n_embd=128,
                             n_head=4, head_dim=64))
-    for name, model in (('dense', parent), ('cut', surgery(parent, '2-2-2', recurrence=4))):
+    for name, model in (('dense', parent), ('cut', surgery(parent, '2-2-2', r=4))):
         save(tmp_path / name, **describe(model), optimizers=[], step=0, flops=0)
 
     def flops(name, init_from, seed):

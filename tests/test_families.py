@@ -12,8 +12,8 @@ from families import ALIBI, EAGER_ONLY, FAMILIES, MIXTURES, tiny as family
 from nanodepth.common.errors import Refused
 from nanodepth.looping.caches import CACHES
 from nanodepth.looping.layers import Pin, layers_of
+from nanodepth.looping.patch import looped, patch
 from nanodepth.models.orders import in_order
-from nanodepth.wrapper import looped, patch
 
 transformers.logging.set_verbosity_error()
 

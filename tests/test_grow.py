@@ -1,15 +1,18 @@
 "grow.py: which layer a grown one is a copy of, and that growing is untied looping."
 import copy
 import dataclasses
+import runpy
+import sys
 
 import pytest
 import torch
+from conftest import ROOT
 
-from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands.cost import empty, planned
 from nanodepth.training.optimizers import make_optimizers
 from nanodepth.train import Plan
-from nanodepth.grow import (GROWTH, double, growth_plan, lidas, midas, prop_schedule, stack, untie)
+from nanodepth.grow import GROWTH, double, growth_plan, lidas, midas, prop_schedule, stack, untie
+from nanodepth.model import Refused
 from nanodepth.commands.train import read_config
 from nanodepth.train import Config
 
@@ -28,11 +31,10 @@ def test_by_hand():
     assert midas(6, 3) == [0, 1, 2, 0, 1, 2, 3, 4, 5]
     assert stack(4, 2) == [0, 1, 2, 3, 2, 3]
     assert double(3) == [0, 1, 2, 0, 1, 2]
-    for bad in (0, 5, -1):
-        with pytest.raises(ValueError, match='does not lie within an order of 4|whole blocks'):
-            lidas(4, bad)
-    with pytest.raises(ValueError, match='5 layers are not whole blocks of 2'):
-        midas(5, 2)
+    for wrong in (lambda: lidas(4, 0), lambda: lidas(4, 5), lambda: lidas(4, -1),
+                  lambda: midas(5, 2)):
+        with pytest.raises(AssertionError):
+            wrong()
 
 
 ORDERS = [[0, 1, 2, 3], [0, 1, 2, 3, 2, 3], lidas(4, 2), midas(4, 2), double(4), [3, 1], [2, 2, 2],
@@ -127,14 +129,23 @@ def test_schedules_by_hand():
     assert prop_schedule(100, 3, 2) == [7, 28, 65]
     assert prop_schedule(111, 3, -1) == [60, 30, 21]
     assert prop_schedule(10, 1) == [10]
-    assert growth_plan('double', 8, 2, 70) == [(0, 2), (11, 4), (34, 8)]
-    assert growth_plan('lidas', 6, 3, 90) == [(0, 3), (30, 6)]
-    assert growth_plan('stack', 2, 2, 90) == [(0, 2)]
+    assert growth_plan('double', 8, 2, 70) == [(0, None, 2), (11, double(2), 4), (34, double(4), 8)]
+    assert growth_plan('lidas', 6, 3, 90) == [(0, None, 3), (30, lidas(3, 3), 6)]
+    assert growth_plan(lidas, 6, 3, 90) == growth_plan('lidas', 6, 3, 90)
+    assert growth_plan('stack', 2, 2, 90) == [(0, None, 2)]
+    assert growth_plan('stack', 6, 2, 90, start=4) == [(0, None, 4), (30, stack(4, 2), 6)]
+    firsts = [(first, n_layer) for first, _, n_layer in growth_plan('lidas', 32, 4, 90)]
     for name in {*GROWTH} - {'double'}:         # a block more in each stage, also in the first
-        assert growth_plan(name, 32, 4, 90) == growth_plan('lidas', 32, 4, 90)
-    with pytest.raises(ValueError,
+        plan = growth_plan(name, 32, 4, 90)
+        assert [(first, n_layer) for first, _, n_layer in plan] == firsts
+        assert [order for _, order, _ in plan[1:]] == [GROWTH[name](n, 4) for n in range(4, 32, 4)]
+    with pytest.raises(Refused,
                        match='double from 3 layers does not reach n_layer=8, but 3, 6, 12'):
         growth_plan('double', 8, 3, 100)
+    with pytest.raises(Refused, match='3 steps before the decay are too few'):
+        growth_plan('lidas', 8, 2, 3)
+    with pytest.raises(AssertionError):         # it does not grow at all
+        growth_plan(lambda n_layer, block: [*range(n_layer)], 8, 2, 100)
 
 
 def test_the_isoflops_baseline_costs_what_lidas_costs():
@@ -144,8 +155,9 @@ def test_the_isoflops_baseline_costs_what_lidas_costs():
     assert abs(planned(shorter) - planned(lidas)) <= planned(baseline) / baseline.steps / 2
 
 
-def test_the_command_says_every_growth_to_the_last(capsys):
-    nanodepth('grow', ['32', '--block=4'])
+def test_the_script_says_every_growth_to_the_last(capsys, monkeypatch):
+    monkeypatch.setattr(sys, 'argv', ['grow.py', '32', '4'])
+    runpy.run_path(str(ROOT / 'grow.py'), run_name='__main__')
     lines = capsys.readouterr().out.splitlines()
     last = [line.split(':')[1] for line in lines if line.strip().startswith('28 ->  32')]
     assert [*map(int, last[lines[0].startswith('midas')].split())] == lidas(28, 4)

@@ -122,6 +122,14 @@ def test_what_we_write_transformers_reads(tmp_path, tiny, name):
         save_hf(model, tmp_path / 'x')
 
 
+def test_an_adapter_whose_core_left_the_order_is_not_written(tmp_path, tiny):
+    model = surgery(tiny(vocab_size=257), '1-2-1')
+    model.order = [0, 1, 2, 3]
+    save_hf(model, tmp_path / 'x')
+    tokens = torch.randint(257, (2, 32))
+    assert close(logits(automodel(tmp_path / 'x'), tokens), logits(model, tokens))
+
+
 def test_bytes_as_a_tokenizer_json(tmp_path, tiny):
     model, enc = tiny(vocab_size=257), get_tokenizer('bytes')
     save_hf(model, tmp_path / 'x', tokenizer='bytes')
@@ -280,14 +288,15 @@ def raven(tmp_path):
 def test_a_folder_of_theirs_opens_and_computes_what_the_format_means(raven):
     "Against the code that we put beside an export, which has their names and fused matrices."
     model = load_model(raven)
-    assert (model.recurrence, model.backprop_depth, model.config.context) == (3, 8, 64)
+    core = core_of(model)
+    assert (core.r, core.backprop_depth, model.config.context) == (3, 8, 64)
     assert parts_of(model) == ([0], [1, 2], [3])
     rotary = dict(head_dim=8, rope_theta=10_000.0, rope_scaling=None, context=64)  # not rope_base
     theirs = RavenForCausalLM(RecurrentConfig(**RAVEN, rotary=rotary)).eval()
     missing, left = theirs.load_state_dict(load_file(raven / 'model.safetensors'), strict=False)
     assert (missing, left) == ([], ['freqs_cis'])
     tokens = torch.randint(50, (2, 12), generator=torch.Generator().manual_seed(1))
-    state = core_of(model).first_state(torch.zeros(2, 12, 32), 0, None)
+    state = core.first_state(torch.zeros(2, 12, 32))
     assert state.abs().max() <= 3 * 0.0087039 and state.std() > 0.007
     theirs.first_state = lambda e, positions: state
     for r in (1, 2, 5):
@@ -301,9 +310,9 @@ def test_what_a_folder_of_theirs_leaves_out_stands_for_what_they_published(raven
             if name not in ('rope_base', 'rope_theta', 'mean_backprop_depth')}
     (raven / 'config.json').write_text(json.dumps(left | dict(init_values=dict(embed_scale=1.0))))
     model = load_model(raven)
-    assert (model.config.rope_theta, model.backprop_depth) == (50_000, 8)
+    assert (model.config.rope_theta, core_of(model).backprop_depth) == (50_000, 8)
     # of a model of theirs that is 5,280 wide
-    assert model.state_std == pytest.approx(math.sqrt(2 / (5 * 5280)), rel=1e-5)
+    assert core_of(model).state_std == pytest.approx(math.sqrt(2 / (5 * 5280)), rel=1e-5)
 
 
 @pytest.mark.parametrize('changes, message', [
@@ -332,7 +341,7 @@ def test_what_the_format_cannot_hold(tiny, tmp_path):
     for fields, options, ours in (
             (dict(), dict(fresh=True), []), (dict(qk_norm=True), dict(fresh=True),
                                              ['norms of q and k']),
-            (dict(head_dim=16), dict(start='zero'), ['head_dim=16']),
+            (dict(head_dim=16), dict(state_std=0), ['head_dim=16']),
             (dict(), dict(), ['a fixed table of first states (--fresh draws new ones)'])):
         model = surgery(tiny(n_layer=4, **fields), '1-2-1', **options)
         assert save_raven(model, tmp_path / f'{len(list(tmp_path.iterdir()))}') == ours
@@ -341,14 +350,14 @@ def test_what_the_format_cannot_hold(tiny, tmp_path):
 CUTS = dict(        # a parent, how it is cut
     qwen3=(dict(qk_norm=True, head_dim=24, n_kv_head=2), dict(inject='linear')),
     llama3=(dict(n_kv_head=2, rope_scaling=LLAMA3), dict(inject='authors', start='authors')),
-    added=(dict(tie_embeddings=False), dict(inject='add', start='zero')),
+    added=(dict(tie_embeddings=False), dict(inject='add', state_std=0)),
     trained=(dict(), dict(inject='identity')))
 
 
 @pytest.mark.parametrize('name', CUTS)
 def test_transformers_opens_ours_by_the_code_in_the_folder(tiny, tmp_path, name):
     fields, how = CUTS[name]
-    model = surgery(tiny(n_layer=5, context=128, **fields), '1-2-1', recurrence=3, backprop_depth=5,
+    model = surgery(tiny(n_layer=5, context=128, **fields), '1-2-1', r=3, backprop_depth=5,
                     **how).eval()
     for p in model.parameters():
         p.data += torch.randn_like(p) / 50
@@ -358,7 +367,7 @@ def test_transformers_opens_ours_by_the_code_in_the_folder(tiny, tmp_path, name)
     assert not {*theirs.state_dict()} ^ {*load_file(tmp_path / 'out/model.safetensors')}
     tokens = torch.randint(50, (2, 70), generator=torch.Generator().manual_seed(3))
     again = load_model(tmp_path / 'out')
-    assert (again.recurrence, again.backprop_depth, again.inject) == (3, 5, 'authors')
+    assert (core_of(again).r, core_of(again).backprop_depth) == (3, 5)
     with torch.no_grad():
         for r in (1, 3, 5):
             want = model(tokens, r=r)

@@ -19,17 +19,19 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, save_run
 
-from nanodepth import IDEAS
+from nanodepth import BOOK
 from nanodepth.__main__ import COMMANDS, main
 from nanodepth.common import options
-from nanodepth.retrofit import recurrent_by_hand
+from nanodepth.grow import untie
+from nanodepth.models.checkpoint import load_model
+from nanodepth.retrofit import Core, recurrent_by_hand
 from nanodepth.wrapper import looped_by_hand
 
-FLOORS = [['common'], ['report'], ['text'], ['model'], ['looping'],
-          ['grow', 'loop', 'retrofit', 'wrapper'], ['probe', 'models'], ['training'],
-          ['scoring', 'train'], ['commands'], ['extras'], ['__main__']]
+FLOORS = [['model', 'loop', 'grow', 'retrofit', 'wrapper', 'probe'], ['common'], ['report'],
+          ['text'], ['looping'], ['models'], ['training'], ['scoring', 'train'], ['commands'],
+          ['extras'], ['__main__']]
 FLOOR = {room: i for i, rooms in enumerate(FLOORS) for room in rooms}
 PACKAGE = ROOT / 'nanodepth'
 IDEA_FILES = {f'nanodepth.{path.stem}': path for path in sorted(ROOT.glob('*.py'))}
@@ -55,6 +57,8 @@ def imports(path):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom):
             names = [node.module, *(f'{node.module}.{alias.name}' for alias in node.names)]
+        if path.parent == ROOT:         # the seven call each other by bare names
+            names += [f'nanodepth.{name}' for name in names if name in BOOK]
         found |= {name for name in names if name in FILES}
     return found
 
@@ -85,6 +89,16 @@ def test_imports_go_down():
             assert floor(other) <= floor(name), f'{name} imports {other}, which stands above it'
 
 
+def test_the_six_lean_on_torch_and_on_each_other_alone():
+    for name in {*BOOK} - {'train'}:
+        tree = ast.parse((ROOT / f'{name}.py').read_text())
+        for node in ast.walk(tree):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) else []
+            for other in {each.partition('.')[0] for each in names}:
+                assert other in {*BOOK, 'torch', *sys.stdlib_module_names}, f'{name}: {other}'
+
+
 def test_no_circle():
     left = {name: imports(path) for name, path in FILES.items()}
     while left:
@@ -98,7 +112,7 @@ def test_the_ideas_and_the_door_are_scripts_and_nothing_else_is():
     "A script puts its folder first, and files of a room would hide packages of the same names."
     for name, path in FILES.items():
         runs = "if __name__ == '__main__':" in path.read_text()
-        assert runs == (path.stem in {*IDEAS, '__main__'} - {'model'}
+        assert runs == (path.stem in {*BOOK, '__main__'} - {'model'}
                         and path.parent in (ROOT, PACKAGE)), name
 
 
@@ -131,11 +145,11 @@ def test_one_file_that_can_be_copied_has_our_ideas():
     core = ONE['Recurrent'](model, [0], [1, 2], [3])
     torch.nn.init.normal_(core.adapter.weight)
     like_ours = SimpleNamespace(
-        **{name: getattr(core, name) for name in ('prelude', 'core', 'coda', 'adapter')},
         **{name: getattr(model, name) for name in ('embed', 'norm', 'head')}, order=[0, 1, 2, 3],
-        run=lambda x, order, position=0: model.run(x, order))
+        adapter=core.adapter, run=lambda x, order, depth=0: model.run(x, order))
     assert torch.equal(ONE['looped'](model, tokens, 1, 2, 3, 0.3),
                        looped_by_hand(like_ours, tokens, 1, 2, 3, 0.3))
+    like_ours.order = [0, Core([1, 2]), 3]
     for state in (torch.zeros(2, 9, 32), torch.randn(2, 9, 32)):
         assert torch.equal(core(tokens, 3, state), recurrent_by_hand(like_ours, tokens, 3, state))
 
@@ -260,6 +274,26 @@ def test_the_blocks_that_say_true_or_false_are_right():
             exec(block, {})
         promised = re.findall(r'^print\(.*# (True|False)', block, flags=re.M)
         assert said.getvalue().split() == promised and len(promised) == block.count('print(')
+
+
+def test_the_step_that_extend_writes_runs_grows_and_is_opened_again(tiny, tmp_path):
+    text = (ROOT / 'docs/EXTEND.md').read_text()
+    file = tmp_path / 'again.py'
+    file.write_text(re.search(r'```python\n(# again\.py\n.*?)```', text, flags=re.S)[1])
+    Again = runpy.run_path(str(file))['Again']
+    model, tokens = tiny(n_layer=4), torch.randint(50, (2, 9))
+    model.order = [0, Again([1, 2], share=0.3), 3]
+    by_hand = model.run(model.embed(tokens), [0])
+    for depth in (1, 3):
+        by_hand = torch.lerp(by_hand, model.run(by_hand, [1, 2], depth), 0.3)
+    by_hand = model.head(model.norm(model.run(by_hand, [3], 5)))
+    assert torch.allclose(model(tokens), by_hand, atol=1e-5)
+    assert torch.equal(untie(model, model.order)(tokens), model(tokens))
+    save_run(tmp_path / 'run', model)
+    with pytest.raises(ValueError, match=r'a Step Again: --classes=FILE.py, where its class'):
+        load_model(tmp_path / 'run')
+    assert torch.equal(load_model(tmp_path / 'run', classes=file)(tokens), model(tokens))
+    assert type(load_model(tmp_path / 'run', classes=(Again,)).order[1]) is Again
 
 
 def test_links_and_pictures_resolve():

@@ -6,8 +6,9 @@ from conftest import log_of, same, weights_of
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common.errors import Refused
 from nanodepth.models.checkpoint import load, load_model
-from nanodepth.loop import fit_loop, format_loop, parse_loop, repeat_block
+from nanodepth.loop import fit_loop, parse_loop, repeat_block, running
 from nanodepth.model import LM, ModelConfig
+from nanodepth.scoring.way import format_loop
 from nanodepth.train import Config, Plan, train
 
 
@@ -15,7 +16,6 @@ def test_by_hand():
     assert parse_loop('4x6') == [0, 1, 2, 3] * 6
     assert parse_loop('4-4x4-4') == [*range(4), *[4, 5, 6, 7] * 4, *range(8, 12)]
     assert parse_loop('8-4x2-12') == [*range(12), *range(8, 24)]
-    assert parse_loop(' 2 × 2 ') == [0, 1, 0, 1]
     assert repeat_block([0, 1, 2, 3], 1, 2, 3) == [0, 1, 2, 1, 2, 1, 2, 3]
     assert repeat_block(range(24), 8, 4, 2) == parse_loop('8-4x2-12')
     assert repeat_block([0, 1], 0, 2, 1) == [0, 1]
@@ -29,14 +29,27 @@ def test_notation_there_and_back(text):
 
 
 def test_loops_that_cannot_be():
-    for text in ('', '4x', '4--4', '0x4', '2.5'):
-        with pytest.raises(ValueError, match='must be segments joined by -'):
+    for text in ('', '4x', '4--4', '0x4', '4x0', '2.5', ' 2x2'):
+        with pytest.raises(Refused, match='is neither layers, such as 4, nor a block'):
             parse_loop(text)
-    with pytest.raises(ValueError, match="'4x2' has 4 unique layers, but the model has 3"):
+    with pytest.raises(Refused, match='4x2 has 4 unique layers, but the model has 3'):
         fit_loop('4x2', 3)
+    assert fit_loop('1-2x2', 3) == [0, 1, 2, 1, 2]
     for order in ([0, 1, 0], [0, 2], [0, 0, 1, 0, 1]):
-        with pytest.raises(ValueError, match='so it has no notation'):
+        with pytest.raises(Refused, match='so it has no notation'):
             format_loop(order)
+    for start, length in ((3, 2), (-1, 2), (0, 0), (0, 5)):
+        with pytest.raises(AssertionError):
+            repeat_block(range(4), start, length)
+
+
+def test_another_order_inside_a_with(tiny):
+    model, order = tiny(), (0, 1, 1, 3)
+    own = model.order
+    with pytest.raises(ZeroDivisionError), running(model, order):
+        assert model.order == [0, 1, 1, 3]
+        1 / 0
+    assert model.order is own
 
 
 LOOPED = dict(n_layer=3, loop='1-1x2-1')

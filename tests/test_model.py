@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from conftest import write_noise
 
-from nanodepth.common import losses, losses as losses_file
+from nanodepth.common import losses as losses_file
 from nanodepth.grow import untie
-from nanodepth.model import KVCache, LM, ModelConfig, pick_token
+from nanodepth.model import LM, ModelConfig, Refused, seen
 from nanodepth.text.loader import Loader
 from nanodepth.training import measure as measure_file
 from nanodepth.training.measure import losses_of
@@ -93,20 +93,34 @@ def test_two_segments_are_one(tiny, ln_scaling):
     whole = model.run(x, order)
     for cut in range(len(order) + 1):
         first = model.run(x, order[:cut])
-        assert torch.equal(model.run(first, order[cut:], position=cut), whole)
+        assert torch.equal(model.run(first, order[cut:], depth=cut), whole)
     if ln_scaling:
         assert not torch.allclose(model.run(model.run(x, order[:3]), order[3:]), whole)
 
 
-@pytest.mark.parametrize('order, message', [
-    ([], 'order is empty'), ([0, 4], 'names layer 4, but the layers are 0 to 3'),
-    ([-1], 'names layer -1')])
-def test_bad_orders(tiny, order, message):
-    model = tiny()
-    with pytest.raises(ValueError, match=message):
-        model(tokens_of(model), order=order)
-    with pytest.raises(ValueError, match=message):
-        ModelConfig(n_layer=4, order=order)
+def test_a_layer_that_is_not_there_is_an_error(tiny):
+    with pytest.raises(IndexError):
+        tiny()(torch.arange(5)[None], order=[0, 4])
+
+
+def test_more_tokens_than_the_context_are_refused(tiny):
+    model, cache = tiny(context=12), {}
+    with pytest.raises(Refused, match='13 tokens are more than the context of 12'):
+        model(tokens_of(model, T=13))
+    model(tokens_of(model, T=12), cache=cache)
+    with pytest.raises(Refused, match='13 tokens are more than the context of 12'):
+        model(tokens_of(model, T=1), cache=cache)
+
+
+def test_a_cache_of_another_order_is_refused(tiny):
+    model, cache = tiny(), {}
+    tokens = tokens_of(model)
+    model(tokens[:, :5], cache=cache)
+    for order in ([0, 1, 2], [0, 1, 2, 3, 3]):
+        with pytest.raises(Refused, match='keys of another order'):
+            model(tokens[:, 5:], order=order, cache=cache)
+    with pytest.raises(Refused, match='r=3 is for a recurrent core'):
+        model(tokens, r=3)
 
 
 @pytest.mark.parametrize('order', [None, [0, 1, 2, 3, 1, 2, 3], [2], [3, 0, 0, 0, 1]], ids=str)
@@ -115,12 +129,12 @@ def test_cached_logits_and_generation_equal_uncached(tiny, order, fields):
     model = tiny(n_kv_head=2, **fields)
     tokens = tokens_of(model)
     depth = len(order or model.order)
-    whole, cache, steps = model(tokens, order=order), KVCache(depth), []
+    whole, cache, steps = model(tokens, order=order), {}, []
     for piece in tokens.split([3, 1, 4, 1, 1], dim=1):
         steps.append(model(piece, order=order, cache=cache))
     torch.testing.assert_close(torch.cat(steps, 1), whole, rtol=1e-4, atol=1e-4)
-    assert cache.seen == 10 and len(cache.layers) == depth
-    assert all(slot.keys.shape == (2, 2, 10, 8) for slot in cache.layers)
+    assert [*cache] == [*range(depth)] and seen(cache) == 10
+    assert all(t.shape == (2, 2, 10, 8) for slot in cache.values() for t in slot)
 
     slow = tokens
     for _ in range(12):
@@ -157,8 +171,6 @@ def test_loss_is_the_mean_over_the_targets_that_count(tiny):
     by_hand = [-math.log(logits.detach()[b, t].double().softmax(0)[targets[b, t]])
                for b in range(2) for t in range(10) if targets[b, t] != -1]
     assert model(tokens, targets).item() == pytest.approx(sum(by_hand) / len(by_hand), rel=1e-5)
-    others = torch.where(targets == -1, -100, targets)
-    assert model(tokens, others, ignore_index=-100) == model(tokens, targets)
     assert model(tokens, torch.full_like(tokens, -1)).item() == 0.0
 
 
@@ -236,80 +248,108 @@ def test_only_an_untied_embedding_starts_large():
         assert model.head.weight.std().item() == pytest.approx(0.02, rel=0.05)
 
 
-def gradients(function, *inputs):
-    inputs = [t.detach().clone().requires_grad_() for t in inputs]
-    y = function(*inputs)
-    y.backward(torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape).sin())
-    return [y.detach(), *(t.grad for t in inputs)]
+def slow_loss(x, weight, targets):
+    "The mean loss, and its gradients by hand: what a softmax gives too much, token by token."
+    x, weight = x.detach().double(), weight.detach().double()
+    counts = (targets != -1).nonzero()[:, 0].tolist()
+    loss, of_x, of_weight = 0.0, torch.zeros_like(x), torch.zeros_like(weight)
+    for some in torch.tensor(counts).split(512):
+        p = (x[some] @ weight.T).softmax(-1)
+        rows = torch.arange(len(some))
+        loss -= p[rows, targets[some]].log().sum().item()
+        p[rows, targets[some]] -= 1
+        of_x[some] = p @ weight
+        of_weight += p.T @ x[some]
+    return loss / len(counts), of_x / len(counts), of_weight / len(counts)
 
 
-def alike(found, wanted, most=1e-6):
+@pytest.fixture(scope='module')
+def large():
+    """(a model of 16,384 words, the normed stream of 4,100 tokens, their targets, the slow loss).
+    All but 40 words are next to impossible: a float32 sum of many likely ones is less exact."""
+    torch.manual_seed(0)
+    model = LM(ModelConfig(vocab_size=16_384, n_layer=1, n_embd=8, n_head=1))
+    torch.nn.init.normal_(model.head.weight)
+    model.head.weight.data[40:, 0] = -30
+    x, targets = torch.randn(2, 2050, 8), torch.randint(40, (2, 2050))
+    x[..., 0] = 1
+    targets[0, 1:40], targets[1, :9] = -1, 12_345
+    return model, x, targets, slow_loss(x.flatten(0, 1), model.head.weight, targets.flatten())
+
+
+def loss_and_gradients(model, x, targets):
+    model.zero_grad()
+    x = x.clone().requires_grad_()
+    loss = model.mean_loss(x, targets)
+    loss.backward()
+    return loss, x.grad.flatten(0, 1), model.head.weight.grad
+
+
+def alike(found, wanted, most=3e-6):
     for a, b in zip(found, wanted, strict=True):
+        b = torch.as_tensor(b)
         assert a.dtype == torch.float32 and a.shape == b.shape
         assert (a.double() - b).abs().max() <= most * b.abs().max()
 
 
-@pytest.mark.parametrize('piece', [3, 512])
-def test_the_loss_in_pieces_is_the_whole_one(monkeypatch, piece):
+def test_the_loss_of_torchs_own_pieces_is_the_whole_one(large, monkeypatch):
     if not hasattr(torch.nn, 'LinearCrossEntropyOptions'):
         pytest.skip('torch computes the loss in pieces from 2.12 on')
-    torch.manual_seed(0)
-    x, w, y = torch.randn(2, 5, 8), torch.randn(40, 8), torch.randint(40, (2, 5))
-    y[0, 1:4] = -1
-    plain = gradients(lambda x, w: F.cross_entropy(F.linear(x, w).flatten(0, 1), y.flatten(),
-                                                   ignore_index=-1), x.double(), w.double())
-    alike(gradients(lambda x, w: losses.mean_loss(x, w, y), x, w), plain)
+    model, x, targets, slow = large
     calls, real = [], F.linear_cross_entropy
     monkeypatch.setattr(F, 'linear_cross_entropy', lambda *a, **k: calls.append(k) or real(*a, **k))
-    monkeypatch.setattr(losses, 'LARGE_VOCABULARY', 40)
-    monkeypatch.setattr(losses, 'PIECE_ON_CPU', piece)
-    alike(gradients(lambda x, w: losses.mean_loss(x, w, y), x, w), plain)
-    assert calls[0]['options'].batch_chunk_size == piece and calls[0]['reduction'] == 'sum'
-    found = losses.mean_loss(x.bfloat16(), w.bfloat16(), y)      # summed in float32, token by token
-    assert calls[1]['reduction'] == 'none' and abs(found - plain[0]) < 0.03
+    alike(loss_and_gradients(model, x, targets), slow)
+    assert [each['options'].batch_chunk_size for each in calls] == [512]
+    # in bfloat16 torch would also sum in it: these are our pieces
+    with torch.autocast('cpu', torch.bfloat16):
+        assert abs(model.mean_loss(x, targets).item() - slow[0]) < 0.03
+    assert len(calls) == 1
 
 
-@pytest.mark.parametrize('piece', [3, 7, 512])
-def test_the_losses_of_a_gpu_are_the_whole_ones(monkeypatch, piece):
-    "In pieces that keep their logits, or that the backward pass computes again; and one by one."
-    torch.manual_seed(0)
-    x, w, y = torch.randn(14, 8), torch.randn(40, 8), torch.randint(40, (14,))
-    y[2:5] = -1
-    plain = gradients(lambda x, w: F.cross_entropy(F.linear(x, w), y, ignore_index=-1,
-                                                   reduction='sum'), x.double(), w.double())
-    for name in ('PIECE', 'PIECE_KEPT'):
-        monkeypatch.setattr(losses, name, piece)
-    calls = []
-    monkeypatch.setitem(losses.compiled, 'cpu', {losses.loss_of_a_piece: lambda *args: (
-        calls.append(len(args[0])), losses.loss_of_a_piece(*args))[1]})
-    for keep, times in ((True, 1), (False, 2)):
-        calls.clear()
-        alike(gradients(lambda x, w: losses.loss_in_pieces(x, w, y, -1, keep), x, w), plain, 2e-6)
-        assert max(calls) <= piece and sum(calls) == times * 14     # forward, and once more
-    monkeypatch.setattr(losses, 'LOGITS_AT_ONCE', piece * 40)
-    each, likeliest = losses.each_loss(x.view(2, 7, 8), w, y.view(2, 7))
-    assert each.sum().item() == pytest.approx(plain[0].item()) and (each.view(14)[2:5] == 0).all()
-    assert torch.equal(likeliest.flatten(), (x @ w.T).argmax(-1))
-
-
-def test_logits_are_kept_where_a_tenth_of_the_gpu_holds_them(monkeypatch):
-    "And only compiled: as written, a piece would keep them three times in float32."
-    x, w = torch.empty(100, 8), torch.empty(50, 8)      # 10,000 bytes of logits
+def test_the_loss_in_our_pieces_is_the_whole_one(large, monkeypatch):
+    """Not kept, they are computed again in the backward pass. A compiled piece is kept if all
+    logits, in bfloat16, fit into a tenth of the GPU."""
+    model, x, targets, slow = large
+    monkeypatch.delattr(torch.nn, 'LinearCrossEntropyOptions', raising=False)
     monkeypatch.setattr(torch.cuda, 'get_device_properties',
                         lambda device: SimpleNamespace(total_memory=memory))
-    for memory, is_compiled, kept in ((100_000, True, True), (99_990, True, False),
-                                      (100_000, False, False)):
-        monkeypatch.setattr(losses, 'compiled', {'cpu': {}} if is_compiled else {})
-        assert losses.has_room(x, w) == kept
+    pieces, real = [], F.cross_entropy
+    monkeypatch.setattr(F, 'cross_entropy',
+                        lambda *a, **k: pieces.append(len(a[0])) or real(*a, **k))
+    room = 20 * 4100 * 16_384
+    for memory, is_compiled, sizes in ((room, False, [4096, 4] * 2), (room, True, [4100]),
+                                       (room - 10, True, [4096, 4] * 2)):
+        pieces.clear()
+        if is_compiled:
+            monkeypatch.setattr(model, 'piece_loss', lambda *args: LM.piece_loss(*args))
+        alike(loss_and_gradients(model, x, targets), slow)
+        assert sorted(pieces) == sorted(sizes)
+    assert model.mean_loss(x[:, :3], torch.full((2, 3), -1)) == 0
 
 
-def test_defaults_by_hand():
+def test_each_loss_in_pieces(monkeypatch):
+    torch.manual_seed(0)
+    x, w, y = torch.randn(2, 7, 8), torch.randn(40, 8), torch.randint(40, (2, 7))
+    y[0, 2:5] = -1
+    want = F.cross_entropy((x @ w.T).flatten(0, 1), y.flatten(), ignore_index=-1, reduction='none')
+    for piece in (3, 7, 512):
+        monkeypatch.setattr(losses_file, 'LOGITS_AT_ONCE', piece * 40)
+        each, likeliest = losses_file.each_loss(x, w, y)
+        torch.testing.assert_close(each.flatten(), want)
+        assert torch.equal(likeliest, (x @ w.T).argmax(-1)) and (each[0, 2:5] == 0).all()
+
+
+def test_defaults_by_hand(tiny):
     "8/3 of the width, rounded up to a multiple of 32; a draw among the likeliest so many."
     assert [ModelConfig(n_embd=n).ffn_dim for n in (64, 96, 128, 512)] == [192, 256, 352, 1376]
-    logits = torch.tensor([[3.0, 1.0, 2.0, 0.0]])
-    drawn = {pick_token(logits, 5.0, 2, torch.Generator().manual_seed(i)).item()
+    model = tiny()
+    tokens = tokens_of(model, B=1)
+    likeliest = model(tokens)[0, -1].topk(2).indices.tolist()
+    drawn = {model.generate(tokens, 1, temperature=50.0, top_k=2,
+                            generator=torch.Generator().manual_seed(i))[0, -1].item()
              for i in range(60)}
-    assert drawn == {0, 2} and pick_token(logits, 0, None, None).item() == 0
+    assert drawn == {*likeliest}
+    assert model.generate(tokens, 1, temperature=0)[0, -1] == likeliest[0]
 
 
 def test_our_layers_read_all_rows_together_and_only_the_head_is_cut(tiny, tmp_path, monkeypatch):

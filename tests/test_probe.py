@@ -13,9 +13,11 @@ from conftest import same
 
 from nanodepth import probe
 from nanodepth.grow import lidas, untie
-from nanodepth.loop import repeat_block
+from nanodepth.loop import repeat_block, running
 from nanodepth.probe import block_similarity, depth_score, future_effects, residual_norms
+from nanodepth.model import Refused
 from nanodepth.retrofit import surgery
+from nanodepth.wrapper import looped
 from nanodepth.text.loader import Loader
 from nanodepth.scoring import lens as lens_file
 from nanodepth.scoring.lens import TunedLens, exit_at, quality, train_lens
@@ -65,7 +67,7 @@ def relative(new, old):
 
 
 @pytest.mark.parametrize('shape', ['plain', 'looped', 'scaled'])
-@pytest.mark.parametrize('part', probe.PARTS)
+@pytest.mark.parametrize('part', ['layer', 'attn', 'mlp'])
 def test_effects_and_score_against_the_slow_form(tiny, shape, part):
     model = tiny(n_layer=3, order=[0, 1, 2, 1, 2] if shape == 'looped' else None,
                  ln_scaling=shape == 'scaled')
@@ -102,10 +104,11 @@ def test_effects_and_score_against_the_slow_form(tiny, shape, part):
 def test_a_probe_in_another_order_is_that_of_the_untied_model(tiny):
     model, t, order = tiny(n_layer=3, ln_scaling=True), tokens(), [0, 2, 1, 2]
     deep = untie(model, order)
-    assert torch.equal(depth_score(model, t, order=order)[1], depth_score(deep, t)[1])
-    for propagate in (True, False):
-        assert torch.equal(future_effects(model, t, propagate=propagate, order=order),
-                           future_effects(deep, t, propagate=propagate))
+    with running(model, order):
+        assert torch.equal(depth_score(model, t)[1], depth_score(deep, t)[1])
+        for propagate in (True, False):
+            assert torch.equal(future_effects(model, t, propagate=propagate),
+                               future_effects(deep, t, propagate=propagate))
 
 
 def test_what_does_nothing_scores_nothing(tiny):
@@ -162,7 +165,7 @@ def test_similarity_of_grown_layers(tiny):
 
 def test_recurrent_and_looped_models_by_unrolled_depth(tiny):
     parent, t = tiny(n_layer=4), tokens()
-    model = surgery(parent, '1-2-1', recurrence=2, inject='linear')
+    model = surgery(parent, '1-2-1', r=2, inject='linear')
     for p in model.adapter.parameters():
         torch.nn.init.normal_(p, std=0.2)
     score, per_layer = depth_score(model, t)
@@ -174,8 +177,8 @@ def test_recurrent_and_looped_models_by_unrolled_depth(tiny):
     assert depth_score(model, t, boundaries=[2])[1][3].item() == pytest.approx(change.item(),
                                                                                abs=1e-5)
     # r = 1, the adapter as it begins: the parent
-    once = surgery(parent, '1-3-0', recurrence=1)
-    with pytest.raises(ValueError, match='behind an adapter there is none to take'):
+    once = surgery(parent, '1-3-0', r=1)
+    with pytest.raises(Refused, match='behind an adapter .* no contribution to take out'):
         future_effects(model, t, propagate=False)
     for a, b in ((depth_score(once, t)[1], depth_score(parent, t)[1]),
                  (future_effects(once, t), future_effects(parent, t))):
@@ -200,14 +203,32 @@ def test_sweeps_over_orders(tiny):
     assert model.order == [0, 1, 2]
 
 
-@pytest.mark.parametrize('call, message', [
-    (lambda m: depth_score(m, tokens(), boundaries=[8]), r'boundaries=\[8\].*0 to 7 of 9 tokens'),
-    (lambda m: probe.swap_blocks(range(6), 3, 2),
-     '4 layers from position 3 on does not lie within an order of 6'),
-    (lambda m: block_similarity(m, 3), '4 layers do not divide into blocks of 3')])
-def test_what_is_refused(tiny, call, message):
-    with pytest.raises(ValueError, match=message):
-        call(tiny())
+def test_what_cannot_be_looked_at(tiny):
+    model, t = tiny(), tokens()
+    for boundaries in ([8], [-1]):          # a boundary has tokens behind it
+        with pytest.raises(AssertionError):
+            depth_score(model, t, boundaries=boundaries)
+    with pytest.raises(AssertionError):
+        probe.swap_blocks(range(6), 3, 2)
+    with pytest.raises(RuntimeError):
+        block_similarity(model, 3)
+    with pytest.raises(AssertionError):
+        future_effects(model, t, part='mpl')
+
+
+@pytest.mark.parametrize('look', [depth_score, future_effects, residual_norms])
+def test_a_window_has_no_one_update(tiny, look):
+    model, t = tiny(), tokens()
+    with looped(model, (1, 2)), pytest.raises(Refused, match='no one update of them'):
+        look(model, t)
+
+
+def test_effects_behind_fresh_noise_are_refused(tiny):
+    "They would be the noise's, too."
+    model, t = surgery(tiny(), '1-2-1', r=2, fresh=True), tokens()
+    for look in (depth_score, future_effects):
+        with pytest.raises(Refused, match='begins with fresh noise'):
+            look(model, t)
 
 
 @pytest.fixture

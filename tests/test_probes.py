@@ -23,7 +23,7 @@ FEW = ['--count=4', '--length=10', '--n=6', '--batches=1', '--lens_steps=3', '--
 def test_one_command_one_page(tiny, data, tmp_path, capsys):
     model, out = tiny(vocab_size=257), tmp_path / 'page'
     models = dict(plain=model, loop=tiny(vocab_size=257, n_layer=2, order=[0, 1, 0, 1]),
-                  cut=surgery(model, '1-2-1', recurrence=2))
+                  cut=surgery(model, '1-2-1', r=2))
     runs = [save_run(tmp_path / name, model, data) for name, model in models.items()]
     nanodepth('probe', [*runs, f'--out={out}', *FEW])
     said = capsys.readouterr().out
@@ -68,7 +68,7 @@ def test_passes_by_hand(tiny, tmp_path, monkeypatch):
     tokens = torch.randint(50, (3, 9), generator=torch.Generator().manual_seed(1))
     targets = tokens.roll(-1, dims=1)
     targets[:, ::3] = -1                    # these nobody can know
-    core = surgery(plain, '1-2-1', recurrence=3)
+    core = surgery(plain, '1-2-1', r=3)
     torch.nn.init.normal_(core.adapter.weight, std=0.2)
     for model, how, bare in ((core, lambda k: dict(r=k), lambda k: dict(r=k)),
                              (loop, lambda k: dict(order=[0, *[1, 2] * k, 3]),

@@ -61,7 +61,7 @@ def test_stopped_or_killed_and_resumed_is_bit_equal(kind, config, tiny, tmp_path
         shutil.copytree(data, tmp_path / 'other')
         fields = fields | dict(cooldown_data=str(tmp_path / 'other'))
     if kind == 'recurrent':
-        core = surgery(tiny(vocab_size=257, n_layer=4, context=16), '1-2-1', recurrence=3)
+        core = surgery(tiny(vocab_size=257, n_layer=4, context=16), '1-2-1', r=3)
         fields = fields | dict(init_from=save_run(tmp_path / 'cut', core))
         for name in ('n_layer', 'n_embd', 'n_head', 'head_dim'):        # the parent says them
             fields[name] = getattr(Config, name)

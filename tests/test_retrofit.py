@@ -6,15 +6,17 @@ import statistics
 
 import pytest
 import torch
-from conftest import byte_level_bpe, flags, log_of, ranks, refused, save_run
+from conftest import flags, log_of, ranks, refused, save_run
 
+from nanodepth import retrofit
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands.cut import effective_params, params_of, scalable_start
 from nanodepth.common.errors import Refused
 from nanodepth.model import LM, ModelConfig
 from nanodepth.models.checkpoint import load, load_model
-from nanodepth.retrofit import (Core, core_of, cut, flops_paper, parts_of, recurrence_curriculum,
-                                recurrent, recurrent_by_hand, sample_recurrence, surgery)
+from nanodepth.retrofit import (Core, core_of, cut, fixed_noise, flops_paper, parts_of,
+                                recurrence_curriculum, recurrent_by_hand, sample_recurrence,
+                                surgery)
 from nanodepth.text.tokenizer import get_tokenizer
 from nanodepth.train import Config, train
 
@@ -98,7 +100,7 @@ def test_the_authors_start(tiny, tokens):
 def test_the_idea_by_hand(tiny, tokens):
     model = surgery(tiny(n_layer=6), '2-2-2', inject='linear')
     e = model.run(model.embed(tokens), parts_of(model)[0])
-    by_hand = recurrent_by_hand(model, tokens, 3, core_of(model).first_state(e, 0, None))
+    by_hand = recurrent_by_hand(model, tokens, 3, core_of(model).first_state(e))
     assert torch.allclose(by_hand, model(tokens, r=3), atol=1e-5)
 
 
@@ -135,11 +137,11 @@ def test_which_layers_a_shape_keeps():
                                     dict(ln_scaling=True)])
 def test_with_one_recurrence_and_an_identity_start_it_is_its_parent(tiny, tokens, fields):
     parent = tiny(n_layer=6, **fields)
-    for start in ('normal', 'zero'):
+    for std in (None, 0):
         # every run starts anew from e, but LN-scaling sees the depth
         for r in [1] if parent.config.ln_scaling else [1, 3]:
-            assert torch.equal(surgery(parent, '2-2-2', start=start)(tokens, r=r), parent(tokens))
-    assert torch.equal(surgery(parent, '2-2-2', inject='add', start='zero')(tokens, r=1),
+            assert torch.equal(surgery(parent, '2-2-2', state_std=std)(tokens, r=r), parent(tokens))
+    assert torch.equal(surgery(parent, '2-2-2', inject='add', state_std=0)(tokens, r=1),
                        parent(tokens))
     assert not torch.equal(surgery(parent, '2-2-2', inject='linear')(tokens, r=1), parent(tokens))
     assert torch.equal(surgery(parent, '2-2-2', inject='identity')(tokens, tokens, r=1),
@@ -149,9 +151,9 @@ def test_with_one_recurrence_and_an_identity_start_it_is_its_parent(tiny, tokens
 def slowly(model, tokens, r, most):
     "The paper's equations: the last stream, normed. Only the last recurrences are learned from."
     e = model.run(model.embed(tokens), parts_of(model)[0])
-    s = core_of(model).first_state(e, 0, None)
+    s = core_of(model).first_state(e)
     for k in range(r):
-        x = model.adapter(torch.cat((s, e), -1)) if model.adapter is not None else s + e
+        x = model.adapter(torch.cat((s, e), -1))
         s = model.run(x, parts_of(model)[1])
         if k < r - most:        # neither through the state nor through e
             s = s.detach()
@@ -214,34 +216,40 @@ def test_under_autocast_every_weight_has_its_gradient(tiny, tokens):
 
 def test_the_first_state(tiny, tokens):
     model = surgery(tiny(n_layer=6), '2-2-2', inject='linear')
-    e = torch.zeros(2, 12, 32)
-    s = core_of(model).first_state(e, 0, None)
+    core, e = core_of(model), torch.zeros(2, 12, 32)
+    s = core.first_state(e)
     # by position
-    assert torch.equal(s[0], s[1]) and torch.equal(model.first_state(e[:, :5], 3, None), s[:, 3:8])
+    assert torch.equal(s[0], s[1]) and torch.equal(core.first_state(e[:, :5], 3), s[:, 3:8])
     g = lambda: [torch.Generator().manual_seed(k) for k in (5, 6)]      # noqa: E731
-    s = core_of(model).first_state(e, 0, g())
+    s = core.first_state(e, 0, g())
     # by row, whoever computes it
-    assert torch.equal(s[1:], model.first_state(e[1:], 0, g()[1:])) and not torch.equal(s[0], s[1])
-    big = recurrent(ModelConfig(n_embd=640, n_head=4, n_layer=1), [], [0], [])
-    assert core_of(big).first_state(torch.zeros(1, 200, 640), 0,
-                           None).std().item() == pytest.approx(math.sqrt(2 / 3200), rel=0.02)
+    assert torch.equal(s[1:], core.first_state(e[1:], 0, g()[1:])) and not torch.equal(s[0], s[1])
+    wide = Core([0]).first_state(torch.zeros(1, 200, 640))
+    assert wide.std().item() == pytest.approx(math.sqrt(2 / 3200), rel=0.02)
     assert not torch.equal(model(tokens, generator=g()), model(tokens, generator=g()[::-1]))
 
 
-def test_the_first_states_of_a_long_context_are_made_as_they_are_read(tiny):
-    long, short, late = (surgery(tiny(context=n), '1-2-1') for n in (2 ** 20, 64, 200))
+def test_the_first_states_of_a_long_context_are_made_as_they_are_read(tiny, monkeypatch):
+    long, short = (surgery(tiny(context=n), '1-2-1') for n in (2 ** 20, 64))
     tokens = torch.randint(50, (1, 8))
-    assert torch.equal(long(tokens), short(tokens)) and len(core_of(long).table) == 64
-    states = core_of(long).first_state(torch.zeros(1, 100, 32), 0, None)
+    made = []
+
+    def noted(*how):
+        made.append(fixed_noise(*how))
+        return made[-1]
+    monkeypatch.setattr(retrofit, 'fixed_noise', noted)
+    assert torch.equal(long(tokens), short(tokens)) and [len(each) for each in made] == [64, 64]
+    core = core_of(long)
+    states = core.first_state(torch.zeros(1, 100, 32))
     whole = torch.randn(128, 32, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(core_of(long).table, whole)
-    assert torch.equal(core_of(late).first_state(torch.zeros(1, 150, 32), 0, None)[:, :100], states)
-    assert torch.equal(core_of(late).first_state(torch.zeros(1, 5, 32), 80, None), states[:, 80:85])
+    assert torch.equal(made[-1], whole)
+    assert torch.equal(core.first_state(torch.zeros(1, 150, 32))[:, :100], states)
+    assert torch.equal(core.first_state(torch.zeros(1, 5, 32), 80), states[:, 80:85])
 
 
-@pytest.mark.parametrize('inject, start', [('linear', 'normal'), ('add', 'zero')])
-def test_cached_generation_is_uncached_generation(tiny, tokens, inject, start):
-    model = surgery(tiny(n_layer=6), '2-2-2', inject=inject, start=start)
+@pytest.mark.parametrize('inject, std', [('linear', None), ('add', 0)])
+def test_cached_generation_is_uncached_generation(tiny, tokens, inject, std):
+    model = surgery(tiny(n_layer=6), '2-2-2', inject=inject, state_std=std)
     found, slow = model.generate(tokens, 8, r=3, temperature=0), tokens
     for _ in range(8):
         slow = torch.cat((slow, model(slow, r=3)[:, -1:].argmax(-1)), dim=1)
@@ -277,7 +285,7 @@ def test_the_curriculum():
 @pytest.fixture
 def go(config, tiny, tmp_path):
     "go(name, **fields): trains a cut of mean 3, and returns its config and its lines with an r."
-    core = surgery(tiny(vocab_size=257, n_layer=6, context=16), '2-2-1', recurrence=3,
+    core = surgery(tiny(vocab_size=257, n_layer=6, context=16), '2-2-1', r=3,
                    backprop_depth=2, inject='linear')
     save_run(tmp_path / 'cut', core, flops=5, inherited_flops=2)
 
@@ -299,7 +307,8 @@ def test_it_trains_in_the_curriculum(go):
     state, model = load(c.out_dir), load_model(c.out_dir)
     assert state['flops'] == sum(4 * 16 * model.flops_per_token(
         r=line['r'], backprop_depth=line['backprop_depth']) for line in log)
-    assert state['kind'] == 'recurrent' and state['inherited_flops'] == 7
+    assert core_of(model).settings() == state['order'][2]['settings']
+    assert state['inherited_flops'] == 7
     assert log[-1]['loss'] < log[0]['loss'] and len({line['r'] for line in log}) > 2
 
 
@@ -309,7 +318,7 @@ def test_every_row_and_step_begins_elsewhere(go, monkeypatch):
         first(self, *args)) or states[-1])
     c, _ = go('rows', steps=2, decay_steps=0, warmup_steps=0, recurrence=2, backprop_depth=1)
     trained = load_model(c.out_dir)
-    assert (core_of(trained).recurrence, core_of(trained).backprop_depth) == (2, 1)
+    assert (core_of(trained).r, core_of(trained).backprop_depth) == (2, 1)
     # of the steps; evaluation's rows are equal
     a, b = (s for s in states if s.shape[:2] == (4, 16) and not torch.equal(s[0], s[1]))
     flat = torch.cat((a, b)).flatten(1)
@@ -367,7 +376,7 @@ def test_the_command(tiny, data, tmp_path, capsys):
 
 
 def test_a_start_from_scratch_by_width_and_unrolled_depth(tiny):
-    model = surgery(tiny(n_layer=3, n_embd=64, tie_embeddings=False), '1-1-1', recurrence=6)
+    model = surgery(tiny(n_layer=3, n_embd=64, tie_embeddings=False), '1-1-1', r=6)
     scalable_start(model)
     for name, p in model.named_parameters():
         writes = name.endswith(('attn.o.weight', 'mlp.down.weight'))
@@ -380,27 +389,34 @@ def test_a_start_from_scratch_by_width_and_unrolled_depth(tiny):
 
 def test_what_no_core_does(tiny, tokens):
     model = tiny()
-    core = surgery(model, '1-2-1', recurrence=2)
-    once = surgery(model, '1-2-1', recurrence=1)        # its order is that of four plain layers
+    core = surgery(model, '1-2-1', r=2)
+    once = surgery(model, '1-2-1', r=1)         # its unrolled order is that of four plain layers
+    cache = {}
+    core(tokens, r=2, cache=cache)
     for call, message in (
-            (lambda: recurrent(model.config, [0], [9], [1]), 'names layer 9'),
-            (lambda: recurrent(model.config, [0], [], [1]), 'the core has no layers'),
-            (lambda: core(tokens, r=0), 'r=0 is too small: the core must run at least once'),
-            (lambda: core(tokens, order=[0, 1]), 'takes no other'),
-            (lambda: core(tokens, r=3, cache=core.new_cache(r=2)), 'holds the keys of another r'),
-            (lambda: surgery(once, '1-1-1'), 'untie it first'),
-            (lambda: cut('4-8', 22), 'not three numbers'),
+            (lambda: core(tokens, r=3, cache=cache), 'holds the keys of another order or r'),
+            (lambda: core(tokens, r=3, order=[0, 1]), 'r=3 is for a recurrent core'),
+            (lambda: model(tokens, order=[0, Core([1])]), 'a Core needs an adapter'),
             (lambda: cut('2-0-2', 22), 'a core of at least one'),
-            (lambda: cut('4-9-10', 22), 'needs 23 layers and a core of at least one'),
-            (lambda: recurrence_curriculum(0, 10, 4, 0.5, 'linar'), "did you mean 'linear'")):
+            (lambda: cut('4-9-10', 22), 'needs 23 layers and a core of at least one')):
         with pytest.raises(Refused, match=message):
+            call()
+    for call, error in ((lambda: surgery(model, ([0], [9], [1])), IndexError),
+                        (lambda: core(tokens, r=0), AssertionError),
+                        (lambda: core(tokens, backprop_depth=0), AssertionError),
+                        (lambda: surgery(once, '1-1-1'), AssertionError),
+                        (lambda: surgery(model, '1-2-1', inject='ad'), AssertionError),
+                        (lambda: surgery(model, '1-2-1', start='autors'), AssertionError),
+                        (lambda: cut('4-8', 22), ValueError),
+                        (lambda: recurrence_curriculum(0, 10, 4, 0.5, 'linar'), AssertionError)):
+        with pytest.raises(error):
             call()
 
 
 def test_fresh_noise_is_another_in_each_forward_and_the_same_sequence_again(tiny):
     def states():
         core = surgery(tiny(), '1-2-1', fresh=True).eval()
-        return [core_of(core).first_state(torch.zeros(1, 4, 32), 0, None) for _ in range(3)]
+        return [core_of(core).first_state(torch.zeros(1, 4, 32)) for _ in range(3)]
     first, again = states(), states()
     assert all(map(torch.equal, first, again))
     assert not torch.equal(first[0], first[1]) and not torch.equal(first[1], first[2])

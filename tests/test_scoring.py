@@ -43,7 +43,7 @@ from nanodepth.text.primitives import Example, few_shot
 from nanodepth.text.tokenizer import get_tokenizer, write_tokenizer
 from nanodepth.training import measure as measure_file
 from nanodepth.training.measure import measure
-from nanodepth.wrapper import looped
+from nanodepth.looping.patch import looped
 
 lm_eval = pytest.importorskip('lm_eval')
 from lm_eval.api.instance import Instance
@@ -66,7 +66,7 @@ def written(command, out, *argv):
 
 def test_each_kind_of_model_runs_in_its_ways_and_is_restored(tiny):
     ours = tiny(n_layer=4)
-    core = surgery(tiny(n_layer=5), '1-2-2', recurrence=2, inject='linear')
+    core = surgery(tiny(n_layer=5), '1-2-2', r=2, inject='linear')
     theirs, alibi = family('gemma3_text'), family('bloom')
     for model, way, by_hand, cost in (
             (alibi, Way(window='2-3', method='naive', K=3), lambda: naive(alibi, (2, 3), 3), 10),

@@ -297,10 +297,12 @@ def test_functions_of_a_config(tmp_path, capsys):
         else:
             with pytest.raises(Refused, match=re.escape(words)):
                 train(again)
-    for line, words in (('def grow(n, block):\n    return [0, 1]', 'which is no longer'),
-                        ('def grow(n, block):\n    return [0, 1, 2]', 'names layer 2'),
-                        ('grow = 5', "grow=5 must be"), ('def n_layer():\n    pass', 'n_layer=')):
-        own.write_text('grow_block = 2\n' + line)
+    for order in ('[0, 1]', '[0, 1, 2]'):       # no longer; of a layer that is not there
+        own.write_text(f'grow_block = 2\ndef grow(n, block):\n    return {order}')
+        with pytest.raises(AssertionError, match='2 layers do not grow by'):
+            nanodepth('train', [str(own), '--out_dir=' + str(tmp_path / 'other')])
+    for line, words in (('grow = 5', "grow=5 must be"), ('def n_layer():\n    pass', 'n_layer=')):
+        own.write_text(line)
         assert words in refused(capsys, 'train', own, '--out_dir=' + str(tmp_path / 'other'))
     own.write_text('def metric(model, loader):\n    return dict(loss_of_two="much")')
     words = refused(capsys, 'train', own, *options[1:], '--n_layer=2', '--resume=false')

@@ -16,7 +16,7 @@ import torch
 from conftest import ROOT
 from families import tiny as family
 
-from nanodepth import IDEAS, looped
+from nanodepth import BOOK, looped
 
 THEIRS = ('model.py', 'train.py', 'loop.py', 'common.py', 'data/__init__.py', 'tools/__init__.py',
           'models/__init__.py', 'config/__init__.py')
@@ -25,11 +25,12 @@ SMALL = ['--context=16', '--n_embd=32', '--n_head=2', '--head_dim=none', '--step
          '--device=cpu']
 BESIDE = """
 import sys
+import model, loop                  # before ours, and the others after it
 import nanodepth
-assert 'torch' not in sys.modules
-import nanodepth.model
-import model, train, loop, common, data, tools, models, config
-assert {model.mine, train.mine, loop.mine, common.mine, data.mine, tools.mine, models.mine} == {1}
+import train, common, data, tools, models, config
+assert {each.mine for each in (model, train, loop, common, data, tools, models, config)} == {1}
+assert sys.modules['model'] is model and nanodepth.wrapper.Step is nanodepth.model.Step
+assert nanodepth.retrofit.untie is nanodepth.grow.untie
 """
 USE = """
 import torch
@@ -109,11 +110,21 @@ def test_so_does_a_clone(theirs):
     assert used(None, theirs, code) == ROOT / 'nanodepth'
 
 
+@pytest.mark.parametrize('first', ['import nanodepth', 'import retrofit'])
+def test_in_a_clone_a_bare_name_is_the_same_module(first, tmp_path):
+    code = first + """
+import nanodepth, model, loop, grow, retrofit, wrapper, probe, train
+for each in (model, loop, grow, retrofit, wrapper, probe, train):
+    assert each is getattr(nanodepth, each.__name__.rpartition('.')[2])
+print(nanodepth.__file__)"""
+    assert used(None, tmp_path, code) == ROOT / 'nanodepth'
+
+
 def test_a_wheel_is_complete_and_holds_no_data(wheel):
     with zipfile.ZipFile(wheel) as file:
         names = file.namelist()
     assert {name.partition('/')[0] for name in names} == {'nanodepth', 'nanodepth-0.2.0.dist-info'}
-    assert {f'nanodepth/{idea}.py' for idea in IDEAS} < {*names}
+    assert {f'nanodepth/{idea}.py' for idea in BOOK} < {*names}
     for folder, kind in dict(config='*.py', data='*/prepare.py').items():
         for path in ROOT.glob(f'{folder}/{kind}'):
             assert f'nanodepth/{path.relative_to(ROOT)}' in names

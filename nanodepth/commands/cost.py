@@ -62,7 +62,7 @@ def stretches(config):
         else:
             model = parent if n_layer == len(parent.layers) else untie(parent, steps[0].growth)
         if core := core_of(model):
-            core.recurrence = plan.recurrence
+            core.r = plan.recurrence
         # a recurrent core's equal draws are computed once
         alike = collections.Counter(tuple(step.how.items()) for step in steps)
         flops = sum(n * model.flops_per_token(**dict(how) or dict(order=order),

@@ -16,7 +16,7 @@ from nanodepth.common.files import new_model
 from nanodepth.common.options import read
 from nanodepth.common.seeds import seed_for
 from nanodepth.grow import untie
-from nanodepth.looping.starts import std_of
+from nanodepth.model import steps_in
 from nanodepth.models.checkpoint import build_model, cost_of, describe, load, save
 from nanodepth.report.tables import columns
 from nanodepth.retrofit import core_of, cut, flops_paper, parts_of, surgery
@@ -55,14 +55,16 @@ def scalable_start(model):
         else:
             outputs = name.endswith(('attn.o.weight', 'mlp.down.weight'))
             deep = math.sqrt(2 * len(model.unrolled())) if outputs else 1
-            nn.init.normal_(p, std=std_of('normal', model.config.n_embd) / deep)
+            nn.init.normal_(p, std=math.sqrt(2 / (5 * model.config.n_embd)) / deep)
     if not model.config.tie_embeddings:
         nn.init.normal_(model.embed.weight)          # as LM's own start has it
 
 
 def choose_layers(options, parent):
     "(prelude, core, coda), as lists of the parent's layers."
-    parts = cut(options.shape, len(parent.layers))
+    with refusing(ValueError, why=lambda error: f'the shape {options.shape} is not three numbers '
+                  'of layers, such as 4-8-4'):
+        parts = cut(options.shape, len(parent.layers))
     if options.layers:
         sizes = [len(part) for part in parts]
         with refusing(ValueError, why=lambda error: f'--layers: {error}'):
@@ -70,6 +72,9 @@ def choose_layers(options, parent):
                      for part in options.layers.split('/')]
         if [len(part) for part in parts] != sizes:
             raise Refused(f'--layers={options.layers} does not name {options.shape} layers')
+        if not {*sum(parts, [])} <= {*range(len(parent.layers))}:
+            raise Refused(f'--layers={options.layers}: the model has the layers 0 to '
+                          f'{len(parent.layers) - 1}')
     return parts
 
 
@@ -84,9 +89,10 @@ def operate(options, target):
         parent.config.tie_embeddings = False
     parts = choose_layers(options, parent)
     torch.manual_seed(seed_for(options.seed, 'retrofit'))
-    how = {name: getattr(options, name)
-           for name in ('inject', 'start', 'fresh', 'recurrence', 'backprop_depth')}
-    model = surgery(parent.float(), parts, **how)
+    zero = options.start == 'zero'
+    model = surgery(parent.float(), parts, options.inject, r=options.recurrence,
+                    backprop_depth=options.backprop_depth, fresh=options.fresh,
+                    start='normal' if zero else options.start, state_std=0.0 if zero else None)
     if options.scratch:
         scalable_start(model)
     print_parts(model, parent, parts, options.dense)
@@ -123,8 +129,8 @@ def print_parts(model, parent, parts, dense):
             ('dropped', dropped, body - kept)]
     cost = ''
     if not dense:
-        rows.append(('adapter', [], 0 if model.adapter is None else model.adapter.weight.numel()))
-        flops, r = flops_paper(model), core.recurrence
+        rows.append(('adapter', [], sum(p.numel() for p in model.adapter.parameters())))
+        flops, r = flops_paper(model), core.r
         cost = (f'; {effective_params(model, r):,} effective at r = {r}; '
                 f"{flops:,} training FLOPs a token by the paper's count, {flops / (6 * body):.2f} "
                 "times the parent's")
@@ -137,9 +143,9 @@ def cut_ties(options, target):
     "A looped run as an ordinary checkpoint of its unrolled depth, to go on from with init_from."
     state = load(options.run)
     model = build_model(state, options.run)
-    if state['kind'] != 'lm':
-        raise Refused(f'{options.run} is a checkpoint of the kind {state["kind"]!r}, but only a '
-                      'run of ours can be looped')
+    if 'order' not in state or steps_in(model.order):
+        raise Refused(f'{options.run} is no looped run of ours: its layers have their own weights, '
+                      'or a Step says how they run')
     free = untie(model, model.order)
     keep_tokenizer(options.run, target)
     save(target, **{**state, **describe(free), 'optimizers': []})

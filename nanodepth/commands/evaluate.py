@@ -41,7 +41,7 @@ def facts(state, model, way=Way(), runs=None):
     with way.apply(model):
         layers, order = layers_and_order(model)
         if is_ours(model):
-            how = dict(backprop_depth=core.recurrence) if (core := core_of(model)) else {}
+            how = dict(backprop_depth=core.r) if (core := core_of(model)) else {}
             flops = model.flops_per_token(**how) // 3
     return dict(loop=name_of(order), unique=len(layers), depth=runs or len(order),
                 params=sum(p.numel() for p in model.parameters()), inference_flops=flops,

@@ -147,7 +147,7 @@ def depth_score(c):
 def heatmap(c, part):
     rows = []
     for future, propagate in itertools.product((True, False), repeat=2):
-        if not propagate and c.model.order_with_steps:
+        if not propagate and not probe.plain_order(c.model):
             continue            # an adapter's output is no sum of earlier updates
         setting = (f'{"future" if future else "all"} tokens, '
                    f'{"propagated" if propagate else "local"}')
@@ -177,7 +177,7 @@ def similarity(c, blocks=False):
 def rearranged(change, *sizes):
     "A probe that makes a change to every block of some sizes, and scores the result."
     def measure(c):
-        if c.model.order_with_steps:
+        if core_of(c.model):
             raise NotHere('a recurrent core takes no other order of its layers')
         with counted(c.model, 'other orders'):
             rows = probe.order_sweep(c.model, c.score, change, sizes)
@@ -200,7 +200,7 @@ def ways_of_passes(model):
     "[(how the model runs its core k times, after how many layers the core ends)], k = 1, 2, ..."
     if core := core_of(model):
         before, items, _ = map(len, parts_of(model))
-        return [(dict(r=k), before + k * items) for k in range(1, core.recurrence + 1)]
+        return [(dict(r=k), before + k * items) for k in range(1, core.r + 1)]
     order = model.order
     core = [i for i in dict.fromkeys(order) if order.count(i) > 1]
     times = order.count(core[0]) if core else 1
@@ -220,8 +220,8 @@ def passes(c):
     for how, end in ways_of_passes(c.model):
         streams = []
 
-        def tap(position, part, x, update):
-            if (position, part) == (end, 'attn'):
+        def tap(depth, part, x, update):
+            if (depth, part) == (end, 'attn'):
                 streams.append(x)               # what the coda's first layer gets
             return update
         out = c.model.hidden(c.tokens, tap=tap, **how)

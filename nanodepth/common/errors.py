@@ -9,9 +9,7 @@ import os
 import sys
 import traceback
 
-
-class Refused(ValueError):
-    "What cannot be done, and why."
+from nanodepth.model import Refused
 
 
 def nearest(name, allowed):

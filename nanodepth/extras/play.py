@@ -22,7 +22,8 @@ from tqdm import tqdm
 from nanodepth.common.errors import Refused, check_choice, refusing
 from nanodepth.common.files import read_json, reading, replace
 from nanodepth.common.options import read
-from nanodepth.grow import grown_order
+from nanodepth.grow import growths
+from nanodepth.training.plan import operator
 from nanodepth.looping.layers import MIDDLE
 from nanodepth.models import checkpoint
 from nanodepth.models.checkpoint import build_model, load, load_model, refuse_missing
@@ -66,7 +67,7 @@ def stages_of(run):
         while n < depth and n in kept:
             stages.append((kept[n], load_model(kept[n]), copies))
             with reading(run):
-                copies = grown_order(config['grow'], n, config['grow_block'])
+                copies = growths(operator(config['grow']), n, depth, config['grow_block'])[0]
             n = len(copies)
         if n < depth:           # not all were kept
             stages = []
@@ -136,8 +137,9 @@ def round_weights(model, small=False):
     for key, p in model.named_parameters():
         p.data = widened(p, bits_of(key, p, small))
     core = core_of(model)
-    if states is not None and core.state_std:
-        core.table = widened(states, 8) / core.state_std
+    if states is not None:
+        states = widened(states, 8)
+        core.first_state = lambda e, first, _: states[first:first + e.shape[1]].expand_as(e)
     return model
 
 
@@ -192,7 +194,7 @@ def described(run, model, kin, copies):
                  run=str(run), kin=kin, copies=copies,
                  config={key: getattr(model.config, key) for key in SHAPE})
     if core := core_of(model):
-        about |= dict(r=core.recurrence, parts=list(parts_of(model)))
+        about |= dict(r=core.r, parts=list(parts_of(model)))
     return about
 
 

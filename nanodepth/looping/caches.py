@@ -1,17 +1,15 @@
-"""What a looped layer leaves in the KV cache, and what its evaluations see of it. The cache has
-room for one version of a token's keys and values, but a looped layer makes one in each evaluation.
-CACHES names the ways to choose among them.
-Usage: y = solver(memory.window(items, position), x); memory.settle(x, y)   # in a Window
+"""wrapper.py's Window with everything else that a looped layer can leave in a KV cache, by names.
+Usage: model.order = [0, 1, Window([2, 3], 'rk', K=3, cache='last'), 4]
 """
-import contextlib
 import copy
 import itertools
 
 import torch
 
 from nanodepth.common.errors import Refused, check_choice
-from nanodepth.common.steps import steps_of
-from nanodepth.model import unrolled
+from nanodepth.looping.solvers import BY_LAYER, PER_TOKEN, SOLVERS, pick_solver
+from nanodepth.model import LM, seen, unrolled
+from nanodepth.wrapper import Window as PlainWindow
 
 # Which keys and values of a looped layer stay for later tokens. Only `exact` continues a text as if
 # all of it had been read at once. With the others, evaluation k of a token in the prompt sees
@@ -25,87 +23,165 @@ CACHES = (
     'exact')        # all K versions, at K times the window's cache: evaluation k sees evaluation k
 
 
-def check_cache(window, tol=None):
-    check_choice('cache', window.cache, CACHES)
-    check_choice('decode', window.decode, ('full', 'bypass'))
-    if window.cache != 'exact':
-        return
-    if window.decode != 'full' or tol is not None:
-        raise Refused("cache='exact' needs the same evaluations for every token: decode='full', "
-                      'and no halting tolerance')
-    if any(hasattr(step, 'solver') for step in steps_of(window.items)):
-        raise Refused("cache='exact' keeps a slot for each position and evaluation, and so takes "
-                      'no window in a window')
+class Window(PlainWindow):
+    """A later token looks back at keys and values, of which a looped layer has made one version for
+    each evaluation (K, for most methods); the cache has room for one.
+
+    cache   which version stays: CACHES (the paper's appendices C, G.2 and N)
+    method  a name of SOLVERS, or its function
+    decode  'full' loops at each new token; 'bypass' loops only while a prompt is read
+    mode    the items as one 'block', or 'layer' by layer"""
+
+    def __init__(self, items, method='rk', K=3, beta=None, cache=None, decode='full', mode=None,
+                 **options):
+        self.method, self.decode = getattr(method, '__name__', method), decode
+        self.bound, self.most = pick_solver(self.method, K, beta, **options)
+        super().__init__(items, SOLVERS[self.method], **self.bound.keywords)
+        self.by_layer = self.method in BY_LAYER             # a method for each layer by itself
+        self.mixes_tokens = self.method not in PER_TOKEN    # no padded rows, then (scoring asks)
+        self.mode = mode or ('layer' if self.by_layer else 'block')
+        self.cache = cache or ('natural' if self.by_layer else 'first')
+        check_choice('mode', self.mode, ['layer'] if self.by_layer else ['block', 'layer'])
+        check_choice('cache', self.cache, CACHES)
+        check_choice('decode', decode, ('full', 'bypass'))
+        if self.cache == 'exact' and (decode != 'full' or options.get('tol') is not None):
+            raise Refused("cache='exact' needs the same evaluations for every token: "
+                          "decode='full', and no halting tolerance")
+
+    def evaluations(self):
+        return self.most                    # with a tolerance it may stop before
+
+    def extra_pass(self):
+        "Of what the window runs once more, to fill the cache: its 'input', its 'output', or None."
+        if self.cache == 'last':
+            return 'output'
+        if self.cache == 'first' and self.mode == 'layer':
+            return 'input'      # layer by layer, first evaluations of later layers saw looped ones
+        return None
+
+    def __call__(self, model, x, depth, cache=None, **how):
+        if self.decode == 'bypass' and x.shape[-2] == 1 and tokens_in(cache, depth) > 0:
+            return model.run(x, self.items, depth, cache=cache, **how)
+        parts = [self.items] if self.mode == 'block' else [[item] for item in self.items]
+        memory = Memory(self, model, cache, depth, how)
+        y = x
+        for part in parts:
+            if self.cache == 'exact' and isinstance(cache, dict):       # wrapper.py's own
+                step = PlainWindow(part, self.solver, self.K, 'exact', **self.options)
+                y = step(model, y, depth, cache=cache, **how)
+            else:
+                y = self.bound(memory.window(part, depth), y)   # each call of g is one evaluation
+            depth += len(unrolled(part, how.get('r')))
+        memory.settle(x, y)
+        return y
 
 
-def extra_pass(window):
-    "Of what the window runs once more, to fill the cache: its 'input', its 'output', or None."
-    if window.cache == 'last':
-        return 'output'
-    if window.cache == 'first' and window.mode == 'layer':
-        return 'input'      # layer by layer, first evaluations of later layers saw looped streams
-    return None
+class Slots:
+    "A cache of ours, a dict, as the list of slots that transformers' caches have."
+
+    def __init__(self, cache):
+        self.cache = cache
+
+    def __getitem__(self, d):
+        return self.cache.get(d)
+
+    def __setitem__(self, d, slot):
+        self.cache.pop(d, None)
+        if slot is not None:
+            self.cache[d] = slot
 
 
 class Memory:
-    """One forward of a window, and what it does with a cache, ours or transformers': either has a
-    list `layers` of slots with update(k, v). `first`, `last` and `none` are those of "Training-Free
-    Looped Transformers", appendices C, G.2 and N."""
+    """One forward of a window, and what it does with a cache, ours or transformers'. An evaluation
+    runs on copies of the cache's slots. One that grows gets new tensors when it is updated, so that
+    copying it costs nothing; one of a fixed length is written into, and is cloned."""
 
-    def __init__(self, window, walk, position):
-        self.step, self.walk = window, walk
-        self.how, self.evaluations = window.cache, window.evaluations
-        self.first, self.end = position, position + len(unrolled(window.items, **walk.how))
-        self.cache = walk.cache
+    def __init__(self, window, model, cache, depth, how):
+        self.step, self.model, self.cache, self.how = window, model, cache, how
+        self.kind, self.K = window.cache, window.evaluations()
+        self.first, self.end = depth, depth + len(unrolled(window.items, how.get('r')))
+        self.ours = isinstance(cache, dict)
+        if self.ours and self.kind == 'none':
+            self.model = WithoutPast(model, seen(cache, depth))
         self.past = {}          # {depth: its slot before this forward}
         self.last = {}          # {depth: its slot after the last evaluation}
-        if self.cache is None:
+        if cache is None:
             return
-        if (self.how in ('none', 'exact')
-                and any(fixed(slot) for slot in self.cache.layers[self.first:self.end])):
-            raise Refused(f'cache={self.how!r} needs a KV cache that grows; with one of a fixed '
+        self.layers = Slots(cache) if self.ours else cache.layers
+        if (self.kind in ('none', 'exact') and not self.ours
+                and any(fixed(slot) for slot in self.layers[self.first:self.end])):
+            raise Refused(f'cache={self.kind!r} needs a KV cache that grows; with one of a fixed '
                           'length there are: first, last, last_eval')
-        if self.how == 'exact':
+        if self.kind == 'exact' and not self.ours:
             self.add_slots()
 
-    def window(self, items, position):
-        "A solver's g: each call is the next evaluation of these items, from a position on."
+    def window(self, items, depth):
+        "A solver's g: each call is the next evaluation of these items, from a depth on."
         number = itertools.count(1)
-        return lambda x: self.evaluate(x, items, position, next(number))
+        return lambda x: self.evaluate(x, items, depth, next(number))
 
-    def evaluate(self, x, items, position, k):
+    def evaluate(self, x, items, depth, k):
         "Evaluation k."
         if self.cache is None:
-            return self.walk.run(x, items, position)
-        with contextlib.ExitStack() as lent:
-            for d in range(position, position + len(unrolled(items, **self.walk.how))):
-                lent.enter_context(self.slot(d, k))
-            return self.walk.run(x, items, position)
+            return self.model.run(x, items, depth, cache=None, **self.how)
+        layers = self.layers
+        depths = range(depth, depth + len(unrolled(items, self.how.get('r'))))
+        before = {d: layers[d] for d in depths}
+        for d, slot in before.items():
+            layers[d] = self.lent(d, slot, k)
+        after = before              # when a layer fails, the cache is as it was
+        try:
+            y = self.model.run(x, items, depth, cache=self.cache, **self.how)
+            after = {d: self.kept(d, before[d], layers[d], k) for d in depths}
+            return y
+        finally:
+            for d in depths:
+                layers[d] = after[d]
+
+    def lent(self, d, slot, k):
+        "The slot that a layer gets for evaluation k, in place of the cache's own."
+        if self.kind == 'exact':
+            return slot if k == 1 else self.layers[self.place(d, k)]
+        if self.kind == 'none':
+            return None if self.ours else alone(slot, keep=k == 1)
+        if k == 1:
+            self.past[d] = copy_slot(slot)
+            return slot
+        return copy_slot(self.past[d])
+
+    def kept(self, d, before, used, k):
+        "The slot that the cache has after it."
+        if self.kind == 'none' and self.ours and k == 1 and before is not None:
+            return tuple(torch.cat(both, dim=2) for both in zip(before, used))
+        if k == 1 and self.ours:
+            return used             # transformers' slot has changed itself
+        self.last[d] = used
+        return before
 
     def settle(self, x, y):
         "The window has made y of x. What of it stays in the cache?"
-        extra = extra_pass(self.step)
+        extra = self.step.extra_pass()
         if self.cache is None:
             return
         if extra:
             stream = x if extra == 'input' else y
-            self.evaluate(stream, self.step.items, self.first, self.evaluations + 1)
-        if extra or self.how == 'last_eval':
+            self.evaluate(stream, self.step.items, self.first, self.K + 1)
+        if extra or self.kind == 'last_eval':
             for d, slot in self.last.items():
-                self.cache.layers[d] = slot
+                self.layers[d] = slot
 
     def add_slots(self):
         "Slots for the later evaluations, behind the model's own: beam search reaches them there."
-        cache, layers = self.cache, self.cache.layers
-        loops = vars(cache).setdefault('loops', {})     # {a window's first: (its slots, K)}
-        self.slots, K = loops.setdefault(self.first, (len(layers), self.evaluations))
+        layers = self.layers
+        loops = vars(self.cache).setdefault('loops', {})    # {a window's first: (its slots, K)}
+        self.slots, K = loops.setdefault(self.first, (len(layers), self.K))
         # [(the real slot, where its copy for one of the later evaluations stands)]
         places = [(layers[d], self.place(d, k)) for d in range(self.first, self.end)
-                  for k in range(2, self.evaluations + 1)]
+                  for k in range(2, self.K + 1)]
         for real, place in places:
             if place == len(layers) and not real.get_seq_length():
                 layers.append(copy.copy(real))
-        if K != self.evaluations or any(
+        if K != self.K or any(
                 place >= len(layers) or layers[place].get_seq_length() != real.get_seq_length()
                 for real, place in places):
             raise Refused("cache='exact': this KV cache was filled with another window or K, or "
@@ -113,27 +189,27 @@ class Memory:
 
     def place(self, d, k):
         "Where layer d's slot for evaluation k = 2, 3, ... stands."
-        return self.slots + (d - self.first) * (self.evaluations - 1) + k - 2
+        return self.slots + (d - self.first) * (self.K - 1) + k - 2
 
-    @contextlib.contextmanager
-    def slot(self, d, k):
-        "Layer d's forward in evaluation k."
-        layers = self.cache.layers
-        real = layers[d]
-        if self.how == 'exact':
-            taken = real if k == 1 else layers[self.place(d, k)]
-        elif self.how == 'none':
-            taken = alone(real, keep=k == 1)
-        elif k == 1:
-            self.past[d] = copy_slot(real)
-            taken = real
-        else:
-            taken = self.last[d] = copy_slot(self.past[d])
-        layers[d] = taken
-        try:
-            yield
-        finally:
-            layers[d] = real
+
+class WithoutPast:
+    "A model of ours whose tokens come after others that it does not see."
+
+    def __init__(self, model, past):
+        self.model, self.cos, self.sin = model, model.cos[past:], model.sin[past:]
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)
+
+    def run(self, *args, **how):
+        return LM.run(self, *args, **how)
+
+
+def tokens_in(cache, depth):
+    "How many a cache holds, ours or transformers'."
+    if cache is None or isinstance(cache, dict):
+        return seen(cache, depth)
+    return cache.layers[depth].get_seq_length()
 
 
 def fixed(slot):

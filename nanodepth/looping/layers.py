@@ -32,7 +32,7 @@ def device_of(model_like):
 
 def is_ours(model):
     "(Not isinstance: the LM of another copy of ours is another class.)"
-    return hasattr(model, 'new_cache')
+    return hasattr(model, 'flops_of')
 
 
 def layers_of(model):

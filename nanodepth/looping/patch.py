@@ -1,17 +1,19 @@
 """Put a window into a model, ours or of another family, and take it out again. A model of ours gets
 another order. In another family's model, an Entry (layers.py) takes the place of each layer's
 forward, and hands its calls to the window's Loop (window.py).
-Usage: install(model, 'mid4', step=lambda items: Window(items, 'rk', K=3))  # in wrapper.patch
+Usage: with looped(model, window=(3, 5), method='rk', K=3, beta=0.5): model.generate(tokens, 20)
 """
+import contextlib
+import copy
 from typing import NamedTuple
 
 from nanodepth.common.errors import Refused, check_choice
-from nanodepth.common.steps import steps_of
-from nanodepth.looping.caches import extra_pass
+from nanodepth.looping.caches import Window
 from nanodepth.looping.layers import (FORWARDS, Entry, Pin, check_calls, check_host, is_ours,
                                       layers_of, loop_of, pick_window, pinned_routers)
 from nanodepth.looping.window import Loop
-from nanodepth.model import unrolled
+from nanodepth.model import steps_in, unrolled
+from nanodepth.wrapper import Window as PlainWindow
 
 
 class Handle(NamedTuple):
@@ -24,51 +26,63 @@ class Handle(NamedTuple):
         unpatch(self.model)
 
 
-def install(model, window, step, pin=None):
-    """Loop a window of a model's layers from now on. step(items) is wrapper.py's Window of them.
-    One of ours gets another order; of another family the layers get Entries. pin: 'mixture': in a
-    mixture of experts, later evaluations keep the experts of the first (layers.py)."""
+def patch(model, window=None, method='rk', K=3, beta=None, pin=None, **how):
+    """Loop a window of a model's layers from now on; unpatch(model) undoes it.
+
+    window   (3, 5), both included; 'mid4', the middle four, if none is given; 0.5, the four centred
+             on that fraction of the depth
+    K, beta  rk's, whose beta is 0.5 if none is given; others' options are in looping/solvers.py
+    cache    which pass later tokens see in the KV cache: 'first', the plain one, or as Window says
+    pin      'mixture': in a mixture of experts, later evaluations keep the experts of the first
+    others   rarely needed: Window explains decode and mode
+
+    One of ours gets another order; of another family the layers get Entries."""
     layers = None if is_ours(model) else layers_of(model)
     if loop_of(model) is not None or windows_of(model):
         raise Refused('this model is looped already: unpatch it first')
     a, b = pick_window(window, len(layers or model.unrolled()))
     if layers is None:
-        new = put_into_order(model, a, b, step, pin)
+        order = model.order
+        starts = [len(unrolled(order[:i])) for i in range(len(order) + 1)]
+        check_choice('pin', pin, (None, 'mixture'))
+        if pin:
+            raise Refused(f'pin={pin!r}: the layers have no router beside experts')
+        if not {a, b + 1} <= {*starts}:
+            raise Refused(f'the window {a}-{b} begins or ends within a recurrent core')
+        first, end = starts.index(a), starts.index(b + 1)
+        step = Window(order[first:end], method, K, beta, **how)
+        model.order = [*order[:first], step, *order[end:]]
     else:
-        new = step(range(a, b + 1))
-        put_in(model, layers, a, b, new, pin)
-    again = new.evaluations - 1
-    more = again + (extra_pass(new) is not None)
+        step = Window(range(a, b + 1), method, K, beta, **how)
+        put_in(model, layers, a, b, step, pin)
+    again = step.evaluations() - 1
+    more = again + (step.extra_pass() is not None)
     return Handle(model, (a, b), added=more * (b - a + 1), added_at_once=again * (b - a + 1))
+
+
+@contextlib.contextmanager
+def looped(model, window=None, method='rk', K=3, beta=None, **how):
+    "patch inside a `with`."
+    patch(model, window, method, K, beta, **how)
+    try:
+        yield model
+    finally:
+        unpatch(model)
 
 
 def windows_of(model):
     "Those in the order of a model of ours; none of others."
-    return [step for step in steps_of(getattr(model, 'order', ())) if hasattr(step, 'solver')]
+    return [step for step in steps_in(getattr(model, 'order', ())) if isinstance(step, PlainWindow)]
 
 
 def opened(order):
     "The order with the items of its windows in their place."
     new = []
     for item in order:
-        if not isinstance(item, int):
-            item.items = opened(item.items)
-        new += item.items if hasattr(item, 'solver') else [item]
-    return new
-
-
-def put_into_order(model, a, b, step, pin):
-    "A window into the order of a model of ours: the new step."
-    check_choice('pin', pin, (None, 'mixture'))
-    if pin:
-        raise Refused(f'pin={pin!r}: the layers have no router beside experts')
-    order = model.order
-    starts = [len(unrolled(order[:i])) for i in range(len(order) + 1)]
-    if not {a, b + 1} <= {*starts}:
-        raise Refused(f'the window {a}-{b} begins or ends within a recurrent core')
-    first, end = starts.index(a), starts.index(b + 1)
-    new = step(order[first:end])
-    model.order = [*order[:first], new, *order[end:]]
+        if not isinstance(item, int) and (inside := opened(item.items)) != item.items:
+            item = copy.copy(item)
+            item.items = inside
+        new += item.items if isinstance(item, PlainWindow) else [item]
     return new
 
 

@@ -8,13 +8,11 @@ import inspect
 
 import torch
 
-from nanodepth.common.errors import Refused
+from nanodepth.common.errors import Refused, check_choice
 from nanodepth.common.options import check_bounds
+from nanodepth.wrapper import naive, rk
 
-# torch.lerp(x, y, w) is (1 - w) x + w y, exactly x at w = 0, y at w = 1, and either one where they
-# are equal: for that reason the methods whose one step is the window (naive, euler, rk)
-# are the plain window at K = 1 to the last bit. x + w (y - x) would not be.
-lerp = torch.lerp
+lerp = torch.lerp       # exactly x at 0 and y at 1, as wrapper.py says
 
 
 def wide(t):
@@ -204,22 +202,25 @@ def poly_blend(g, x, K, weights=None):
 
 # They are those of "Training-Free Looped Transformers", section 2.3 (Eq. 10 to 16, Table 1) and
 # appendix E. What these leave open is as in the authors' code.
-MORE = {f.__name__: f for f in (euler, butcher, midpoint, heun, rk4, layer_anchored_frozen,
-                                heavy_ball, anderson, aitken, norm_stab, poly_blend)}
+SOLVERS = {f.__name__: f for f in (naive, rk, euler, butcher, midpoint, heun, rk4,
+                                   layer_anchored_frozen, heavy_ball, anderson, aitken, norm_stab,
+                                   poly_blend)}
 # These combine the states of each token by itself, and so may generate text: anderson solves one
 # problem for a whole sequence. A solver that a script adds may do so, too.
-PER_TOKEN = {'naive', 'rk', *MORE} - {'anderson'}
+PER_TOKEN = {*SOLVERS} - {'anderson'}
 BY_LAYER = {'layer_anchored_frozen'}        # these work layer by layer, and pin experts
 
 
-def bind(name, solver, K, beta=None, **options):
+def pick_solver(method, K, beta=None, **options):
     "(solver(g, x) with its K and options, how often it evaluates g at most), or one line why not."
+    check_choice('method', method, list(SOLVERS))
+    solver = SOLVERS[method]
     takes = list(inspect.signature(solver).parameters)[3:]
     if beta is not None:
         options['beta'] = beta
     for option in options:
         if option not in takes:
-            raise Refused(f'the method {name!r} has no option {option!r}; it takes: '
+            raise Refused(f'the method {method!r} has no option {option!r}; it takes: '
                           f'{", ".join(takes) or "none"}')
     check_bounds(dict(K=K, **options))
     options = {option: list(value) if isinstance(value, (tuple, range)) else value
@@ -228,7 +229,7 @@ def bind(name, solver, K, beta=None, **options):
         evaluations = count_evaluations(solver, K, options)
     except (TypeError, RuntimeError):
         given = ', '.join(f'{option}={value!r}' for option, value in options.items())
-        raise Refused(f'the options of {name!r} are not of its kind: {given}') from None
+        raise Refused(f'the options of {method!r} are not of its kind: {given}') from None
     return functools.partial(solver, K=K, **options), evaluations
 
 

@@ -12,9 +12,8 @@ from nanodepth.looping.caches import copy_slot
 
 class Loop(threading.local):
     """The positions a to b of the depth, run by a window. Each thread that calls the model has its
-    own state: a threading.local runs __init__ again in each thread. It is the window's walk, too:
-    what that asks of a forward of ours, it has of another family's."""
-    how = {}
+    own state: a threading.local runs __init__ again in each thread. It is the window's model, too:
+    `run` is all that one asks of a model."""
 
     def __init__(self, window, step, depth):
         self.a, self.b = window
@@ -50,7 +49,7 @@ class Loop(threading.local):
             if d < self.b:
                 y = self.plain(d, x) if self.shows else x
                 return (y, None) if entry.tuples else y
-            y = self.step(self.x, self, self.a)
+            y = self.step(self, self.x, self.a, cache=self.cache)
             return (y, *self.rest) if entry.tuples else y
         except BaseException:
             self.forget()
@@ -68,7 +67,7 @@ class Loop(threading.local):
                           'layer has no place: use generate instead')
         if entry.pinned:
             entry.refuse_checkpointing()
-        self.cache, self.seen = kwargs.get(entry.cache_name), 0
+        self.cache = kwargs.get(entry.cache_name)
         if self.cache is not None:
             slots = self.cache.layers
             kind = getattr(self.cache, 'layer_class_to_replicate', None)
@@ -77,7 +76,6 @@ class Loop(threading.local):
             self.off = len(slots) <= self.b and kind is None
             while len(slots) < self.depth and kind:     # a DynamicCache may make them when needed
                 slots.append(kind())
-            self.seen = 0 if self.off else slots[self.a].get_seq_length()
 
     def plain(self, d, x):
         "A layer's stream in the model's own pass, for whoever looks at it; it leaves no keys."
@@ -89,9 +87,9 @@ class Loop(threading.local):
         finally:
             self.cache.layers[d] = kept
 
-    def run(self, x, order, position):
+    def run(self, x, order, depth, **how):
         "Layers of the window, with the arguments that the model gave them."
-        for d in range(position, position + len(order)):
+        for d in range(depth, depth + len(order)):
             entry, kwargs = self.calls[d]
             mask = kwargs.get(entry.mask_name)
             if mask is not None and self.cache is not None and self.step.cache == 'none':

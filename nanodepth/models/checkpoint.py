@@ -8,6 +8,7 @@ import itertools
 import math
 import os
 import re
+import runpy
 import shutil
 import zipfile
 from pathlib import Path
@@ -16,12 +17,12 @@ import torch
 
 from nanodepth.common.errors import Refused, nearest, say
 from nanodepth.common.files import fresh, load_tensors, on_hub, read_json, reading, replacing
-from nanodepth.common.options import only_fields
-from nanodepth.common.steps import steps_of
 from nanodepth.looping.layers import is_ours
-from nanodepth.model import LM, ModelConfig
+from nanodepth.model import LM, ModelConfig, Step
 from nanodepth.report.tables import run_names
+from nanodepth.retrofit import Core, core_of, new_adapter
 from nanodepth.text.tokenizer import local_folder
+from nanodepth.wrapper import Window
 
 FILE = 'ckpt.pt'
 
@@ -169,10 +170,11 @@ def refuse_not_finite(model, path):
             raise Refused(f'{path}: {name} holds numbers that are not finite: it cannot be used')
 
 
-def load_model(path, device='cpu', others=False):
+def load_model(path, device='cpu', others=False, classes=()):
     """Any checkpoint of ours, or of Hugging Face's, as a model that is ready to run. With `others`,
-    transformers' own of another family."""
-    return build_model(load(path), path, others).to(device).eval()
+    transformers' own of another family. `classes`: of Steps that are neither a Core nor a Window,
+    or the file in which they stand."""
+    return build_model(load(path), path, others, classes).to(device).eval()
 
 
 def open_any(path, device='cpu', dtype='auto', others=True):
@@ -206,11 +208,11 @@ def fast_in_bfloat16(device):
                                      or torch.cpu._is_avx512_bf16_supported())
 
 
-def build_model(state, path, others=False):
+def build_model(state, path, others=False, classes=()):
     "The model that a loaded state describes, with its weights."
     if state.get('kind') != 'hf':
         with reading(path):
-            model = model_of(state, path)
+            model = model_of(state, path, classes_in(classes))
     else:
         from nanodepth.models import hf, hf_recurrent       # a run of ours never needs them
         if family_of(path) == hf_recurrent.FAMILY:
@@ -221,29 +223,70 @@ def build_model(state, path, others=False):
     return model
 
 
-def model_of(state, path):
-    config = ModelConfig(**only_fields(ModelConfig, state['model_config']))
-    if state['kind'] == 'lm':
-        model = LM(config)
-    else:
-        from nanodepth.retrofit import recurrent
-        model = recurrent(config, **state['recurrent'])
+def model_of(state, path, classes=()):
+    if 'order' not in state:
+        raise Refused(f'{path} is of an older form, last read at a8c26fc')
+    model = LM(ModelConfig(**state['model_config']))
+    model.order = read_order(state['order'], path, classes)
+    has_weights = 'adapter.weight' in state['model']
+    if has_weights or core_of(model):       # an adapter stays when its Core leaves the order
+        model.adapter = new_adapter(model.config.n_embd, 'identity' if has_weights else 'add')
     model.load_state_dict(state['model'])
     return model
 
 
+# The Steps that a checkpoint may name. Others are brought by who opens it: no file is run because a
+# checkpoint names it.
+KNOWN = {'Step': Step, 'Core': Core, 'Window': Window}
+BROUGHT = []            # those of a command's --classes=FILE.py
+
+
+def classes_in(given):
+    "Classes of Steps; given may be the file in which they stand."
+    if isinstance(given, (str, Path)):
+        given = [each for each in runpy.run_path(str(given)).values()
+                 if isinstance(each, type) and issubclass(each, Step)]
+    return given
+
+
+def written(order):
+    "An order as a checkpoint has it: numbers, and of a Step its class's name and its settings."
+    items = []
+    for item in order:
+        if not isinstance(item, int):
+            name = type(item).__name__
+            if KNOWN.get(name, type(item)) is not type(item):
+                raise Refused(f'{item} is not the {name} that a checkpoint knows: call its class '
+                              'something else')
+            if not issubclass(owner(item, 'settings'), owner(item, '__init__')):
+                raise Refused(f'{name} has no settings of its own, which say what its __init__ got')
+            item = dict(step=name, items=written(item.items), settings=item.settings())
+        items.append(item)
+    return items
+
+
+def owner(step, name):
+    "The class from which it has a method."
+    return next(kind for kind in type(step).__mro__ if name in vars(kind))
+
+
+def read_order(items, path, classes=()):
+    "The order that `written` gave."
+    known = {each.__name__: each for each in (*BROUGHT, *classes)} | KNOWN
+    order = []
+    for item in items:
+        if not isinstance(item, int):
+            if item['step'] not in known:
+                raise Refused(f'{path} has a Step {item["step"]}: --classes=FILE.py, where its '
+                              'class stands')
+            inside = read_order(item['items'], path, classes)
+            item = known[item['step']](inside, **item['settings'])
+        order.append(item)
+    return order
+
+
 def describe(model):
     "What build_model needs of a model, for `save`."
-    from nanodepth.retrofit import OPTIONS, core_of, parts_of
-    state = dict(model=model.state_dict(), model_config=dataclasses.asdict(model.config))
-    if not model.order_with_steps:         # an adapter may be left of an order that had a core
-        state['model'] = {name: tensor for name, tensor in state['model'].items()
-                          if not name.startswith('adapter.')}
-        return state | dict(kind='lm')
-    core = core_of(model)
-    if steps_of(model.order) != [core]:
-        raise Refused(f'a checkpoint has words for numbers and one core alone, and the order '
-                      f'{model.order} has other steps')
-    parts = dict(zip(('prelude', 'core', 'coda'), parts_of(model)))
-    return state | dict(kind='recurrent',
-                        recurrent=parts | {name: getattr(core, name) for name in OPTIONS})
+    config = dataclasses.replace(model.config, order=None)
+    return dict(model=model.state_dict(), model_config=dataclasses.asdict(config),
+                order=written(model.order))

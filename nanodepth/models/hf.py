@@ -13,10 +13,9 @@ import torch
 
 from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.files import new_model, reading, replace, replacing, write_json
-from nanodepth.grow import numbers, untie
+from nanodepth.grow import untie
 from nanodepth.looping.layers import is_ours
-from nanodepth.model import LM, ModelConfig, rope_tables
-from nanodepth.retrofit import core_of
+from nanodepth.model import LM, ModelConfig, rope_tables, steps_in
 from nanodepth.text.tokenizer import get_tokenizer, local_folder, marks_of, write_tokenizer
 
 # -------------------------------------------------------------------------------------------- names
@@ -207,9 +206,17 @@ class Hooked:
 
 # ---------------------------------------------------------------------------------------------- out
 
+def numbers(model):
+    "The order of a model that is layers alone: a family of transformers has no more."
+    if steps := steps_in(model.order):
+        raise Refused(f'{steps[0]} runs layers in a way that no family of transformers knows: only '
+                      'ordinary and looped models are exported, and models with a recurrent core')
+    return model.order
+
+
 def their_config(model):
     with using_transformers('the model') as package:
-        return package.AutoConfig.for_model(**config_json(model.config, len(numbers(model.order))))
+        return package.AutoConfig.for_model(**config_json(model.config, len(numbers(model))))
 
 
 def as_theirs(model):
@@ -217,7 +224,7 @@ def as_theirs(model):
     model = fold_scales(model) if model.config.ln_scaling else model
     own = model.state_dict()
     tensors = {theirs: own[ours] for ours, theirs in OUTSIDE.items()}
-    for place, i in enumerate(numbers(model.order)):
+    for place, i in enumerate(numbers(model)):
         tensors |= {their_name(f'layers.{place}.{name}'): t
                     for name, t in model.layers[i].state_dict().items()}
     config = their_config(model)
@@ -231,16 +238,13 @@ def as_theirs(model):
 
 def plain_layers(model):
     "A model with a layer for each place of its order, and no scales beside the weights."
-    if core_of(model):
-        raise Refused('a model with a recurrent core has no family that transformers knows: '
-                      'only ordinary and looped models are exported')
-    return fold_scales(model) if model.config.ln_scaling else untie(model, model.order)
+    return fold_scales(model) if model.config.ln_scaling else untie(model, numbers(model))
 
 
 def fold_scales(model):
     """An LN-scaled model as an ordinary one: each layer takes its depth's scale into its norms, and
     keeps it wherever an order puts it."""
-    free = untie(model, numbers(model.order))
+    free = untie(model, numbers(model))
     for depth, layer in enumerate(free.layers):
         for norm in (layer.attn_norm, layer.mlp_norm):
             scale = torch.tensor(depth + 1.0).rsqrt()
@@ -254,7 +258,8 @@ def save_hf(model, folder, tokenizer=None, about=None):
     looped model becomes a deep one with equal layers. `tokenizer` is what get_tokenizer takes; its
     tokenizer.json is copied. `about`: {name: text} for the metadata of the weights' file."""
     model = plain_layers(model)
-    tensors = {their_name(name): t for name, t in model.state_dict().items()}
+    tensors = {their_name(name): t for name, t in model.state_dict().items()
+               if not name.startswith('adapter.')}      # which stays when its Core leaves the order
     if model.config.tie_embeddings:
         tensors.pop('lm_head.weight')
     write_checkpoint(model, folder, tensors, config_json(model.config, len(model.layers)),

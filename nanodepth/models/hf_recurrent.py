@@ -12,10 +12,9 @@ import torch
 
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import read_json, reading
-from nanodepth.looping.starts import AUTHORS_STD
-from nanodepth.model import ModelConfig, rope_tables, rotate
+from nanodepth.model import LM, ModelConfig, rope_tables, rotate, steps_in
 from nanodepth.models import hf
-from nanodepth.retrofit import core_of, parts_of, recurrent
+from nanodepth.retrofit import AUTHORS_STD, Core, core_of, new_adapter, parts_of
 
 FAMILY = 'huginn_raven'
 # The names are those that they have published. A published checkpoint itself was not at hand.
@@ -74,11 +73,12 @@ def load_raven(folder):
         p, q = sizes['prelude'], sizes['prelude'] + sizes['core']
         cut = c.init_values.get('cut', True)
         with torch.device('meta'):      # no memory, no random numbers
-            model = recurrent(config, range(p), range(p, q), range(q, config.n_layer),
-                              inject='authors', start='authors' if cut else 'normal',
-                              recurrence=c.mean_recurrence, fresh=c.first_state == 'fresh',
-                              state_std=c.init_values.get('std', AUTHORS_STD),
-                              backprop_depth=c.mean_backprop_depth)
+            model = LM(config)
+            core = Core(range(p, q), c.mean_recurrence, c.mean_backprop_depth,
+                        start='authors' if cut else 'normal', fresh=c.first_state == 'fresh',
+                        state_std=c.init_values.get('std', AUTHORS_STD))
+            model.order = [*range(p), core, *range(q, config.n_layer)]
+            model.adapter = new_adapter(config.n_embd, 'authors')
     shapes = {name: t.shape for name, t in model.state_dict().items()}
     with reading(folder):
         tensors.pop('freqs_cis', None)
@@ -131,18 +131,21 @@ def in_their_format(model):
     "(tensors, config.json) of a model with a core."
     c, core = model.config, core_of(model)
     width = model.config.n_embd
+    steps = steps_in(model.order)
+    if type(core) is not Core or steps != [core]:
+        raise Refused(f"the authors' format holds one Core and no other Step, not {steps}")
     for has, feature in ((c.ln_scaling, 'LN-scaling'), (c.qkv_bias, 'biases of q, k and v')):
         if has:
             raise Refused(f"{feature}: the authors' format cannot hold that")
     weights = model.state_dict()
     weights['head.weight'] = model.head.weight
-    if model.adapter is None:       # s + e: the adapter is [I I]
+    if 'adapter.weight' not in weights:     # inject='add': s + e, so the adapter is [I I]
         weights['adapter.weight'] = torch.eye(width).repeat(1, 2).to(model.norm.weight)
     tensors = {theirs: torch.cat([weights[name] for name in ours])
                for theirs, ours in names_of(model).items()}
     scaling = dict(c.rope_scaling, rope_type='llama3') if c.rope_scaling else None
     sizes = dict(zip(PARTS.values(), map(len, parts_of(model))))
-    std = 0.0 if core.start == 'zero' else core.state_std
+    std = core.std(width)
     config_json = dict(
         architectures=['RavenForCausalLM'], model_type=FAMILY, qk_norm=c.qk_norm,
         auto_map={'AutoConfig': f'{CODE}.RecurrentConfig',
@@ -152,7 +155,7 @@ def in_their_format(model):
         vocab_size=c.vocab_size, padded_vocab_size=c.vocab_size, block_size=c.context,
         max_position_embeddings=c.context, norm_eps=c.norm_eps, rope_base=c.rope_theta,
         rope_theta=c.rope_theta, rope_scaling=scaling, **sizes, n_layers=sum(sizes.values()),
-        mean_recurrence=core.recurrence, mean_backprop_depth=core.backprop_depth,
+        mean_recurrence=core.r, mean_backprop_depth=core.backprop_depth,
         injection_type='linear', bias=False, qk_bias=False, tie_embeddings=False,
         rotary=dict(head_dim=c.head_dim, rope_theta=c.rope_theta, rope_scaling=c.rope_scaling,
                     context=c.context), test_time_noise=0,
@@ -176,7 +179,7 @@ def save_raven(model, folder, tokenizer=None, about=None):
     ours = {'norms of q and k': c.qk_norm,
             f'head_dim={c.head_dim}': c.head_dim * c.n_head != c.n_embd,
             'a fixed table of first states (--fresh draws new ones)':
-                not (core.fresh or core.start == 'zero')}
+                not (core.fresh or core.state_std == 0)}
     hf.write_checkpoint(model, folder, *in_their_format(model), tokenizer,
                         {f'{CODE}.py': modeling_code()}, about)
     return [feature for feature, is_used in ours.items() if is_used]

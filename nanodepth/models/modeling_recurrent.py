@@ -116,8 +116,8 @@ class RavenForCausalLM(PreTrainedModel, GenerationMixin):
         if kind == 'fresh':
             return self.noise(e.shape).to(e) * std
         seeded = torch.Generator().manual_seed(0)       # the same for every text: 64 at a time
-        rows = [self.noise((min(64, self.config.max_position_embeddings - first), e.shape[-1]),
-                           seeded) for first in range(0, int(positions.max()) + 1, 64)]
+        rows = [self.noise((64, e.shape[-1]), seeded)
+                for _ in range(0, int(positions.max()) + 1, 64)]
         return (torch.cat(rows).to(e)[positions] * std).expand_as(e)
 
     # --------------------------------------------------------------------------------- one forward

@@ -8,10 +8,11 @@ import copy
 import itertools
 
 from nanodepth.common.errors import Refused
-from nanodepth.common.steps import check_order
+from nanodepth.looping.caches import Window as LoopedWindow
 from nanodepth.looping.layers import check_calls, layers_of
 from nanodepth.looping.patch import put_in, unpatch
-from nanodepth.model import unrolled
+from nanodepth.model import steps_in, unrolled
+from nanodepth.wrapper import Window
 
 # lists that a config has, an entry for each layer
 EACH_LAYER = 'layer_types', 'layers_block_type', 'no_rope_layers', 'mlp_layer_types'
@@ -25,8 +26,10 @@ def in_order(model, order):
     """The model with its layers in another order, inside a `with`: numbers, and windows of
     wrapper.py."""
     layers = layers_of(model)
-    items = check_order(order, len(layers))
+    items = list(order)
     order = unrolled(items)
+    if not order or not {*order} <= {*range(len(layers))}:
+        raise Refused(f'the order {order} must name layers from 0 to {len(layers) - 1}')
     starts = itertools.accumulate((len(unrolled([item])) for item in items), initial=0)
     config = model.config.get_text_config()
     for name in BY_PLACE:
@@ -46,8 +49,11 @@ def in_order(model, order):
         check_calls(model, dict.fromkeys(layers, 1))
         for a, item in zip(starts, items):
             if not isinstance(item, int):
-                if not all(isinstance(i, int) for i in item.items):
-                    raise Refused('a window in a window is for models of ours')
+                if not isinstance(item, Window) or steps_in(item.items):
+                    raise Refused(f'{item} is for models of ours')
+                if not isinstance(item, LoopedWindow):
+                    item = LoopedWindow(item.items, item.solver, item.K, cache=item.cache,
+                                        **item.options)
                 put_in(model, layers, a, a + len(item.items) - 1, item)
         yield model
     finally:

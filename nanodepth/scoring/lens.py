@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from nanodepth.common.losses import LARGE_VOCABULARY
+from nanodepth.probe import plain_order
 
 
 @torch.no_grad()
@@ -17,7 +18,7 @@ def streams_behind(model, tokens):
     layers: the logit lens."""
     streams = []
 
-    def tap(position, part, x, update):
+    def tap(depth, part, x, update):
         if part == 'mlp':
             streams.append(x + update)
         return update
@@ -111,7 +112,7 @@ def exit_at(model, position, lens=None):
     model, an early exit is a prefix of the order."""
     @torch.no_grad()
     def answer(tokens):
-        x = (model.hidden(tokens, order=model.order[:position + 1]) if not model.order_with_steps
+        x = (model.hidden(tokens, order=model.order[:position + 1]) if plain_order(model)
              else streams_behind(model, tokens)[position])
         return model.head(model.norm(x if lens is None else lens.translate(position, x)))
     answer.config, answer.parameters = model.config, model.parameters

@@ -13,7 +13,9 @@ from tqdm import tqdm
 
 from nanodepth import ROOT
 from nanodepth.common.errors import Refused, nearest, refusing, say
+from nanodepth.loop import running
 from nanodepth.looping.layers import is_ours
+from nanodepth.looping.patch import opened
 from nanodepth.models.hf import as_theirs
 from nanodepth.models.hf_recurrent import as_raven
 from nanodepth.report.tables import Score, mean
@@ -145,8 +147,9 @@ class Harness:
         subject, asked = self.subject, self.subject.asked
         theirs = subject.model
         if is_ours(theirs):
-            theirs = as_raven(theirs) if core_of(theirs) else as_theirs(theirs)
-        # an order is part of a model of transformers; a window is put on it
+            plain = opened(theirs.order) if way.dials else theirs.order
+            with running(theirs, plain):        # a window is put on it below
+                theirs = as_raven(theirs) if core_of(theirs) else as_theirs(theirs)
         loops = way.dials and theirs is not subject.model
         with way.apply(theirs) if loops else contextlib.nullcontext(), refusing(AssertionError):
             lm = Asked(subject.answer, theirs, self.tokenizer, subject.path, asked.max_length)

@@ -6,13 +6,15 @@ Usage: with Way(loop='3-2x2-3').apply(model): model(tokens)         # ours, or t
 import contextlib
 import itertools
 from dataclasses import dataclass, fields
+from pathlib import Path
 
 from nanodepth.common.errors import Refused
-from nanodepth.loop import fit_loop, format_loop, parse_loop, running
+from nanodepth.loop import fit_loop, parse_loop, running
 from nanodepth.looping.layers import is_ours, layers_of
+from nanodepth.looping.patch import looped, patch
+from nanodepth.models.checkpoint import BROUGHT, classes_in
 from nanodepth.models.orders import in_order
 from nanodepth.retrofit import core_of
-from nanodepth.wrapper import looped, patch
 
 
 @dataclass(kw_only=True)
@@ -38,14 +40,20 @@ class Ways:
     m: int | None = None
     safeguard: bool | None = None
     weights: list[float] | None = None
+    classes: Path | None = None     # a file with the classes of Steps that a checkpoint names
+
+    def __post_init__(self):
+        if self.classes:
+            BROUGHT[:] = classes_in(self.classes)
 
 
-DIALS = [each.name for each in fields(Ways) if each.name not in ('loop', 'r')]
+DIALS = [each.name for each in fields(Ways) if each.name not in ('loop', 'r', 'classes')]
 
 
 def read_ways(options):
     "The ways that the options name: none if there is no such option."
-    values = {each.name: getattr(options, each.name) for each in fields(Ways)}
+    values = {each.name: getattr(options, each.name) for each in fields(Ways)
+              if each.name != 'classes'}
     kinds = [kind for kind, names in (('--loop', ['loop']), ('--r', ['r']), ('the wrapper', DIALS))
              if any(values[name] not in ((), None) for name in names)]
     if len(kinds) > 1:
@@ -86,12 +94,12 @@ class Way:
         if self.loop and core:
             raise Refused(f'{self} is for ordinary models: a recurrent core is run more often by r')
         if self.r is not None:
-            before = core.recurrence
-            core.recurrence = self.r
+            before = core.r
+            core.r = self.r
             try:
                 yield model
             finally:
-                core.recurrence = before
+                core.r = before
         elif self.loop:
             n_layer = len(layers_and_order(model)[0])
             order = fit_loop(self.text, n_layer) if self.text else self.loop    # each must run
@@ -131,6 +139,26 @@ def name_of(order):
         return format_loop(order)
     except Refused:
         return ' '.join(map(str, order)) + ',' * (len(order) == 1)
+
+
+def format_loop(order):
+    "An order in the notation: the inverse of parse_loop, with neighbouring plain segments joined."
+    parts, new = [], 0          # layers below `new` are written
+    rest = list(order)
+    while rest:
+        times = max(1, rest.count(new))
+        size = rest.index(new, 1) if times > 1 else 1       # the block lasts until it returns
+        block = [*range(new, new + size)] * times
+        if rest[:len(block)] != block:
+            raise Refused(f'the order {list(order)} is not a loop of blocks in the order of their '
+                          'layers, so it has no notation')
+        rest = rest[len(block):]
+        if times == 1 and parts and parts[-1][1] == 1:
+            parts[-1][0] += 1
+        else:
+            parts.append([size, times])
+        new += size
+    return '-'.join(f'{size}x{times}' if times > 1 else str(size) for size, times in parts)
 
 
 def shown(value):

@@ -25,9 +25,10 @@ class Parent:
     @classmethod
     def of(cls, model):
         if core := core_of(model):
-            return cls(len(model.layers), recurrence=core.recurrence,
+            return cls(len(model.layers), recurrence=core.r,
                        backprop_depth=core.backprop_depth)
-        return cls(len(model.layers), order=model.config.order)
+        once = [*range(len(model.layers))]
+        return cls(len(model.layers), order=None if model.order == once else model.order)
 
     @classmethod
     def of_saved(cls, saved):
@@ -80,6 +81,13 @@ def shortened(cls, in_files, named, tell=None):
         tell(f'{steps:,} steps are too few for a warm-up of {now.warmup_steps:,} and a decay of '
              f'{now.decay_steps:,}, which go with {own.steps:,}: in proportion, {is_now}')
     return in_files | named | shorter
+
+
+def operator(grow):
+    "What grows a model: a name, a function, or the orders that a function gave (a file has those)."
+    if not isinstance(grow, list):
+        return grow
+    return lambda n_layer, block: min((order for order in grow if len(order) > n_layer), key=len)
 
 
 def settings_of(plan):

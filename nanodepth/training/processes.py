@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from nanodepth.common import losses
 from nanodepth.common.errors import Refused, which_process
 from nanodepth.models.checkpoint import fast_in_bfloat16
 
@@ -79,8 +78,6 @@ class World:
         if self.compiles:
             # else each Block under DDP is cut at every 25 MB of weights, and keeps what crosses
             torch._dynamo.config.optimize_ddp = False
-            if self.cuda:
-                losses.compile_piece('cuda')
         # of all GPUs together, by the table; None where they are not in it
         peak = peak_flops(self.device)
         self.peak_flops = peak and peak * self.size

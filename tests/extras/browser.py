@@ -71,7 +71,7 @@ def random_models(folder):
         model = untie(model, lidas(n, 2))
     save_run(folder / 'lidas', model, **about)
     save_run(folder / 'loop', LM(ModelConfig(n_layer=4, order=[0, 1, 2, 1, 2, 3], **shape)))
-    save_run(folder / 'retrofit', surgery(LM(ModelConfig(n_layer=8, **shape)), '2-2-2', recurrence=4))
+    save_run(folder / 'retrofit', surgery(LM(ModelConfig(n_layer=8, **shape)), '2-2-2', r=4))
     return [str(folder / name) for name in ('lidas', 'loop', 'retrofit')]
 
 
