@@ -103,7 +103,8 @@ def steps_in(order):
 
 def seen(cache, depth=0):
     """How many tokens a cache holds at a depth. It is a dict {depth: (keys, values)}, {} to begin
-    with: by the depth and not by the layer, which sees another stream each time that it runs."""
+    with: by the depth and not by the layer, which sees another stream each time that it runs. (Its
+    'layers' are the order that filled it.)"""
     return cache[depth][0].shape[2] if cache and depth in cache else 0
 
 def rope_tables(config):
@@ -256,7 +257,7 @@ class LM(nn.Module):
             raise Refused(f'r={r} is for a recurrent core, and the order {order} has none')
         layers = unrolled(order, r)
         assert layers and min(layers) >= 0, f'an order names layers from 0 on, not {order}'
-        if cache and sum(isinstance(d, int) for d in cache) != len(layers):
+        if cache is not None and cache.setdefault('layers', layers) != layers:
             raise Refused('this cache holds the keys of another order or r: go on with that')
         return self.run(self.embed(tokens), order, cache=cache, r=r, **how)
 

@@ -10,8 +10,9 @@ Paper: "Teaching Pretrained Language Models to Think Deeper with Retrofitted Rec
 (the model, surgery, the count of FLOPs), 4.2 (the curriculum), appendix B, C.1 (which layers, the
 additive adapter), E (the cuts).
 Differs: the paper prints no numbers for the start, but the authors' code does: inject='authors',
-start='authors' and fresh=True are theirs. Our adapter begins as the projection on e, so that with
-no layer dropped the model is its parent, at any r, and each place has a first state of its own.
+start='authors' and fresh=True are theirs. Our adapter begins as the projection on e. So with no
+layer dropped the model is its parent, at any r (but LN-scaling sees the depth). Each place in a
+text has a first state of its own.
 In training, r is 1 + Poisson(rate), as in the authors' code. The rate is random too. Its mean is
 mean_r (their mean_recurrence), so that r averages mean_r + 1. We draw r once per step. The authors
 draw it once per micro-batch, so their grad_accum changes results.
@@ -25,6 +26,7 @@ Usage:
 import functools
 import hashlib
 import math
+import shutil
 import sys
 from pathlib import Path
 
@@ -222,6 +224,7 @@ def flops_paper(model, r=None):
 
 # ---------------------------------------------------------------------------------------- how often
 
+@functools.lru_cache
 def seed_for(seed, purpose, step=0):
     "63 bits. Every random draw is a function of these three, so no generator is ever saved."
     digest = hashlib.blake2b(f'{seed} {purpose} {step}'.encode(), digest_size=8).digest()
@@ -250,11 +253,15 @@ def recurrence_curriculum(step, steps, mean_r, warm_fraction, shape='linear'):
 if __name__ == '__main__':
     if len(sys.argv) != 3:
         raise SystemExit(__doc__)
-    from train import load, save        # here, because train.py imports this file
-    folder, shape = sys.argv[1:]
+    sys.modules['retrofit'] = sys.modules['__main__']       # train.py imports it: one Core
+    from train import load, save
+    folder, shape = Path(sys.argv[1]), sys.argv[2]
     model, saved = load(folder)
-    out = Path(f'{folder}_{shape}')
-    out.mkdir(exist_ok=True)
-    save(out, surgery(model, shape), [], **{name: saved[name] for name in
-                                            ('config', 'flops', 'inherited_flops')})
+    recurrent = surgery(model, shape)
+    out = folder.with_name(f'{folder.name}_{shape}')
+    out.mkdir()
+    costs = {name: saved[name] for name in ('config', 'data', 'flops', 'inherited_flops')}
+    save(out, recurrent, [], **costs)
+    for path in folder.glob('*.json'):                      # run.json, and the tokenizer's
+        shutil.copy(path, out)
     print(f'{out}: prelude, core and coda were the layers', *cut(shape, len(model.layers)))

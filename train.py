@@ -1,25 +1,46 @@
-"""The training loop of every run: plain, growing, looped or recurrent.
+"""The training loop of every run: plain, growing, looped or recurrent, on a laptop or eight GPUs.
 
-The idea: what happens at a step is a function of the step's number alone. `Plan.at` below says it:
-how deep the model is, in which order its layers run, at which rate it learns, which batch it reads.
-The loop asks it and does it. So a run is its config and its seed, and a run that was stopped goes
-on as if nothing had happened.
+The idea: what happens at a step is a function of the step's number alone. `plan` says it: how deep
+the model is, in which order its layers run, at which rate it learns, which batch it reads. The loop
+asks it and does it. So a run is its config and its seed, and the same command goes on where a run
+was stopped, as if nothing had happened. In this file stand the settings, the plan and the loop, and
+after them what these call: optimizers, data, measurements, a run's folder and its files.
 
 Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A: linear warm-up, a constant
-plateau, and a 1-sqrt decay; AdamW, gradients clipped at 1. A loop and other data from the decay on:
-"From Growing to Looping", section 5.2.
+plateau, and a 1-sqrt decay; AdamW, gradients clipped at 1; datasets by fixed shares. A loop and
+other data from the decay on: "From Growing to Looping", section 5.2. Muon: "Retrofitted
+Recurrence", section 4.3.1.
 Differs: the defaults are the toy's, with Muon for the layers' matrices and AdamW for the rest.
 
 Usage:
-    python train.py config/baseline.py --steps=600      # minutes; any setting by --name=value
-    python train.py config/smollm_360m_lidas.py --dry_run       # FLOPs, hours
+    python train.py config/baseline.py --lr=2e-3        # minutes; any setting by --name=value
+    python train.py --help                              # the settings
     torchrun --standalone --nproc_per_node=8 train.py config/smollm_360m_lidas.py
 """
+import ast
+import contextlib
+import difflib
+import functools
+import gc
+import hashlib
+import inspect
+import itertools
+import json
 import math
 import os
+import shutil
+import signal
+import subprocess
+import sys
 import time
+import types
+import typing
+import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Literal, NamedTuple
 
 if __name__ == '__main__':
@@ -27,65 +48,75 @@ if __name__ == '__main__':
     # down. So it gives up after 1,000 turns. It must be said before torch is loaded.
     os.environ.setdefault('GOMP_SPINCOUNT', '1000')
 
+import numpy as np
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from numpy.lib.stride_tricks import sliding_window_view
+from torch.nn.parallel import DistributedDataParallel
+from tqdm import tqdm
 
-from nanodepth.common.errors import say
-from nanodepth.common.options import by_source, check_bounds
-from nanodepth.common.seeds import seed_for, row_generators
-from nanodepth.grow import GROWTH, growth_plan, untie
-from nanodepth.loop import fit_loop
-from nanodepth.model import LM, loss_of_piece
-from nanodepth.models import checkpoint
-from nanodepth.retrofit import core_of, recurrence_curriculum, sample_recurrence
-from nanodepth.training import refuse, run       # what is refused, and the folder of a run
-from nanodepth.training.measure import measure, numbers_of
-from nanodepth.training.optimizers import load_optimizers, make_optimizers
-from nanodepth.training.plan import Parent, model_config, operator, settings_of, shortened
-from nanodepth.training.processes import World
+from grow import GROWTH, growth_plan, untie
+from loop import fit_loop
+from model import LM, ModelConfig, Refused, Step, loss_of_piece, steps_in
+from retrofit import (Core, core_of, new_adapter, recurrence_curriculum, sample_recurrence,
+                      seed_for)
+from wrapper import Window
 
+
+# ----------------------------------------------------------------------------------------- settings
 
 @dataclass
 class Config:
     # what is trained, on what, and where it is kept
-    out_dir: str = 'out/run'            # where the run is kept
+    out_dir: str = 'out/run'
     seed: int = 0                       # of every random draw
-    init_from: str | None = None        # a checkpoint, which decides all of "the model"
-    data: str | list[str] = 'data/toy'          # a folder, or a list of them
+    init_from: str | None = None        # another run's folder, which decides all of "the model"
+    data: str | list[str] = 'data/toy'  # a folder, or several in equal parts
     context: int = 64                   # tokens of a training row
     batch_size: int = 32                # rows of a step, over all processes
     # the model
-    n_layer: int = 8
+    vocab_size: int | None = None       # None: as many as the data's tokenizer has
+    n_layer: int = 8                    # at the end, if it grows; the unique ones, if it loops
     n_embd: int = 128
     n_head: int = 4
-    n_kv_head: int | None = None
+    n_kv_head: int | None = None        # None: n_head
     head_dim: int | None = 64           # None: n_embd / n_head
-    ffn_dim: int | None = None
+    ffn_dim: int | None = None          # None: 8/3 of n_embd
     tie_embeddings: bool = False        # the papers tie; a toy learns three times as fast untied
-    # the schedule: linear warm-up, constant, decay
+    ln_scaling: bool = False            # norms at depth d are scaled by 1/sqrt(d + 1)
+    # the schedule: linear warm-up, constant, decay. Below 1 their lengths are shares of the steps
     steps: int = 600
-    warmup_steps: int = 50
-    decay_steps: int = 120              # the last steps: growing is over, the cool-down begins
+    warmup_steps: float = 1 / 12
+    decay_steps: float = 0.2            # the last steps: growing is over, the cool-down begins
     lr: float = 4e-3
-    # the optimizer: 'muon' for the layers' matrices and AdamW for the rest, or one for everything
-    optimizer: Literal['muon', 'adamw', 'adamw_star'] = 'muon'  # adamw_star: training/
+    # how the rate falls, or a function (c, step) that gives the share of the peak rate
+    lr_shape: Literal['1-sqrt', 'cosine', 'constant'] | Callable = '1-sqrt'
+    # muon for the layers' matrices and AdamW for the rest, adamw for all, or a function (model, c)
+    # that gives a list of optimizers
+    optimizer: Literal['muon', 'adamw'] | Callable = 'muon'
     weight_decay: float = 0.01
-    grad_clip: float = 1.0
-    # growing: n_layer is the depth at the end; a model from init_from grows once, by grow_block
+    grad_clip: float = 1.0              # 0: none
+    adamw_lr: float | None = None       # with muon, the peak rate of the rest; None: lr
+    muon_scaling: Literal['match_rms_adamw', 'original'] = 'match_rms_adamw'    # of Muon's steps
+    # growing; a model from init_from grows once, by one block
     # an operator of grow.py, or a function like them; None: full depth at once
     grow: Literal['midas', 'lidas', 'stack', 'double'] | Callable | None = None
     grow_block: int = 2                 # the layers to begin with, and those that a growth adds
-    grow_alpha: float = 1.0             # PROP-alpha: stage i gets a share i^alpha of the plateau
-    # a function (new_layer, old_layer) that says what a copy begins as; None: an exact copy
-    init: Callable | None = None
-    # looping: n_layer counts the unique layers
+    grow_alpha: float = 1.0             # stage i gets a share i^alpha of the steps before the decay
+    init: Callable | None = None        # (new_layer, old_layer) changes a copy; None: an exact one
+    # looping; n_layer counts the unique layers
     loop: str | None = None             # their order, such as 2x4 or 2-2x2-2; None: each runs once
+    order: list[int | Step] | None = None       # or the order itself, in a config with Steps, too
     cooldown_loop: str | None = None    # the order from the first step of the decay on
     cooldown_data: str | list[str] | None = None        # what is read from there on; None: data
-    # a recurrent core, which retrofit.py made: None is the model's own
+    # a recurrent core, which retrofit.py made; None: its own
     recurrence: int | None = None       # it runs r times, at random; r averages this number + 1
-    backprop_depth: int | None = None   # at most so many last runs get gradients (<= recurrence)
-    recompute: bool = False             # less memory: its runs are computed anew in the backward
+    backprop_depth: int | None = None   # at most so many last runs get gradients
     curriculum: float = 0.25            # over this part of the steps `recurrence` rises from 1
+    curriculum_shape: Literal['linear', '1-sqrt'] = 'linear'
+    backprop_curriculum: float = 0.0    # over this part of the steps backprop_depth rises from 1
+    recompute: bool = False             # less memory: its runs are computed anew in the backward
     # what is measured and kept
     eval_every: int = 25
     eval_batches: int = 12              # batches of validation data per evaluation
@@ -93,335 +124,1144 @@ class Config:
     log_every: int = 10
     save_every: int = 200
     keep_every: int | None = None       # of so many steps a checkpoint stays, as ckpt-STEP.pt
+    keep_stages: bool = False           # one before each growth stays, too
     resume: bool = True                 # false: move the run in out_dir aside and start over
     wandb: bool = False                 # show the log online, too (pip install wandb)
     # the machine
-    device: str = 'auto'                # auto: cuda, else mps, else cpu
-    dtype: Literal['auto', 'float32', 'bfloat16'] = 'auto'      # bfloat16 on GPUs fast at it
+    device: Literal['auto', 'cuda', 'mps', 'cpu'] = 'auto'
+    dtype: Literal['auto', 'float32', 'bfloat16'] = 'auto'      # auto: bfloat16 on GPUs fast at it
     compile: bool | Literal['auto'] = 'auto'    # auto: on for cuda
     grad_accum: int = 1                 # a process computes its rows in this many pieces
-    # what is rarely changed
-    adamw_lr: float | None = None       # with muon, the peak rate of the rest; None: lr
-    muon_scaling: Literal['match_rms_adamw', 'original'] = 'match_rms_adamw'    # of its steps
-    lr_shape: Literal['1-sqrt', 'cosine', 'constant'] = '1-sqrt'        # how the rate falls
-    curriculum_shape: Literal['linear', '1-sqrt'] = 'linear'
-    backprop_curriculum: float = 0.0    # over this part of the steps backprop_depth rises from 1
-    ln_scaling: bool = False            # norms at position d are scaled by 1/sqrt(d + 1)
-    vocab_size: int | None = None       # None: as many as the data's tokenizer has
-    keep_stages: bool = False           # keep a checkpoint before each growth, as ckpt-STEP.pt
-
-    def __post_init__(self):
-        check_bounds(vars(self))
-        if not self.init_from:      # with it, a plan needs the checkpoint
-            Plan(self)              # train makes the one that counts: this one only may refuse
 
 
-# ----------------------------------------------------------------------------- what a step does
+# What a resumed run may change: speed, rounding, and what is measured, kept and shown ...
+FREE = set('out_dir resume device compile grad_accum recompute eval_every eval_batches metric '
+           'log_every save_every keep_every keep_stages wandb'.split())
+# ... and what it may change if the plan of every step that it has taken stays the same.
+AHEAD = set('steps warmup_steps decay_steps lr_shape n_layer grow grow_block grow_alpha loop order '
+            'cooldown_loop cooldown_data recurrence backprop_depth curriculum curriculum_shape '
+            'backprop_curriculum'.split())
+# With init_from these are the parent's.
+OF_PARENT = {each.name for each in fields(ModelConfig)} - {'context', 'order'}
 
-class Step(NamedTuple):
-    lr_fraction: float                  # of the peak rate
+
+# --------------------------------------------------------------------------------------------- plan
+
+class Now(NamedTuple):
+    "What a step does."
+    rate: float                         # the share of the peak rate
     n_layer: int
-    growth: list | None                 # the order of the stage before that this one has untied
-    order: list | None                  # in which the layers run; None: a recurrent core's own
-    data: str                           # the loader: 'data' or 'cooldown_data'
+    grown_by: list | None               # the order of the stage before, which this one has untied
+    order: list | None                  # what runs; None: as the model has it
+    data: str                           # 'data' or 'cooldown_data'
     batch: int                          # which of its batches
     r: int | None = None                # how often a recurrent core runs,
     backprop_depth: int | None = None   # and through how many of these gradients go back
 
-    @property
-    def how(self):
-        "Keyword arguments of a recurrent model's forward and flops_per_token; {} for others."
-        return {} if self.r is None else dict(r=self.r, backprop_depth=self.backprop_depth)
+
+def plan(c, step, start=None):
+    "What a step does, in a run that begins with `start` layers (None: as the config says)."
+    since = step - (c.steps - in_steps(c.decay_steps, c.steps))     # of the cool-down
+    _, grown_by, n_layer = [stage for stage in stages(c, start) if stage[0] <= step][-1]
+    loop = c.cooldown_loop if since >= 0 and c.cooldown_loop else c.loop
+    order = fit_loop(loop, n_layer) if loop else c.order
+    data, batch = 'data', step
+    if since >= 0 and c.cooldown_data:
+        data, batch = 'cooldown_data', since
+    r = backprop_depth = None
+    if c.recurrence:    # the authors' gradients, too, go through no more runs than the step's mean
+        mean = recurrence_curriculum(step, c.steps, c.recurrence, c.curriculum, c.curriculum_shape)
+        most = recurrence_curriculum(step, c.steps, c.backprop_depth, c.backprop_curriculum)
+        r, backprop_depth = sample_recurrence(mean, step, c.seed), min(most, mean)
+    return Now(rate(c, step), n_layer, grown_by, order, data, batch, r, backprop_depth)
 
 
-class Plan:
-    def __init__(self, config, parent=None):
-        c = self.config = config
-        self.parent = parent                    # what init_from gives; None: a new model
-        refuse.what_excludes(c, parent)
-        self.cooldown_start = c.steps - c.decay_steps   # growing is over, and the rate falls
-        # what training begins with
-        begins = parent or Parent(c.grow_block if c.grow else c.n_layer)
-
-        # growing: a new model up to n_layer, a parent once
-        self.stages = [(0, begins.n_layer)]             # [(first step, layers)]
-        self.growths = {}                               # {layers: the order that they grew by}
-        if c.grow:
-            grow, ends = operator(c.grow), c.n_layer
-            if parent:
-                ends = len((GROWTH.get(grow) or grow)(parent.n_layer, c.grow_block))
-            stages = growth_plan(grow, ends, c.grow_block, self.cooldown_start, c.grow_alpha,
-                                 start=begins.n_layer)
-            self.stages = [(first, n_layer) for first, _, n_layer in stages]
-            self.growths = {n_layer: order for _, order, n_layer in stages[1:]}
-
-        # looping: None is each layer once
-        deepest = self.stages[-1][1]
-        self.main_order = fit_loop(c.loop, deepest) if c.loop else begins.order
-        self.cooldown_order = self.main_order
-        if c.cooldown_loop:
-            self.cooldown_order = fit_loop(c.cooldown_loop, deepest)
-
-        # a recurrent core
-        self.recurrence = c.recurrence or begins.recurrence
-        self.backprop_depth = c.backprop_depth or begins.backprop_depth
-
-    def at(self, step):
-        "What this step does."
-        c = self.config
-        cools = step >= self.cooldown_start
-        n_layer = [n_layer for first, n_layer in self.stages if first <= step][-1]
-        order = (self.cooldown_order if cools else self.main_order) or [*range(n_layer)]
-        data, batch = 'data', step
-        if cools and c.cooldown_data:
-            data, batch = 'cooldown_data', step - self.cooldown_start
-        r = backprop_depth = None
-        if self.recurrence is not None:
-            # A recurrent core runs equally often on every rank. As in the authors' code, gradients
-            # go back through no more of its runs than the step's mean.
-            order = None                # it stands in the model's own order
-            mean = recurrence_curriculum(step, c.steps, self.recurrence, c.curriculum,
-                                         c.curriculum_shape)
-            most = recurrence_curriculum(step, c.steps, self.backprop_depth, c.backprop_curriculum)
-            r, backprop_depth = sample_recurrence(mean, step, c.seed), min(most, mean)
-        return Step(lr_fraction(c, step), n_layer, self.growths.get(n_layer), order, data, batch,
-                    r, backprop_depth)
+def in_steps(length, steps):
+    "warmup_steps or decay_steps as a number of steps: below 1 it is a share of them all."
+    return round(length * steps if length < 1 else length)
 
 
-def lr_fraction(c, step):
+def stages(c, start=None):
+    "[(first step, the order by which the stage before it grew or None, layers)]"
+    start = start or (c.grow_block if c.grow else c.n_layer)
+    if not c.grow:
+        return [(0, None, start)]
+    end = c.n_layer
+    if c.init_from:             # a model that is there already grows once
+        end = len(GROWTH.get(c.grow, c.grow)(start, c.grow_block))
+    constant = c.steps - in_steps(c.decay_steps, c.steps)
+    return growth_plan(c.grow, end, c.grow_block, constant, c.grow_alpha, start)
+
+
+def rate(c, step):
     """The share of the peak rate: linear up, constant, then down over the last decay_steps: by
     1 - sqrt, or by half a cosine to a thousandth, as the retrofit's authors have it."""
-    if step < c.warmup_steps:
-        return (step + 1) / c.warmup_steps
-    t = max(0, step - (c.steps - c.decay_steps)) / max(1, c.decay_steps)
-    if c.lr_shape == 'constant':
-        return 1.0
-    if c.lr_shape == 'cosine':
-        return 0.001 + 0.999 * (1 + math.cos(math.pi * t)) / 2
-    return 1 - math.sqrt(t)
+    if callable(c.lr_shape):
+        return float(c.lr_shape(c, step))
+    warmup, decay = in_steps(c.warmup_steps, c.steps), in_steps(c.decay_steps, c.steps)
+    if step < warmup:
+        return (step + 1) / warmup
+    t = max(0, step - (c.steps - decay)) / max(1, decay)
+    return {'1-sqrt': 1 - math.sqrt(t), 'constant': 1.0,
+            'cosine': 0.001 + 0.999 * (1 + math.cos(math.pi * t)) / 2}[c.lr_shape]
 
 
-# ------------------------------------------------------------------------------ parts of a step
+# ----------------------------------------------------------------------------------------- the loop
 
-class Batch(NamedTuple):
-    tokens: torch.Tensor                # (B, T): this process's rows of a step's batch
-    targets: torch.Tensor               # (B, T), -1 where no answer is asked for
-    count: int                          # how many of these targets count
-
-
-def get_batch(world, data, now):
-    tokens, targets = data[now.data].batch(now.batch)
-    count = (targets != -1).sum().item()        # here, where it does not wait for a GPU
-    if world.cuda:                      # pinned memory is sent while the GPU works
-        tokens, targets = tokens.pin_memory(), targets.pin_memory()
-    return Batch(tokens.to(world.device, non_blocking=world.cuda),
-                 targets.to(world.device, non_blocking=world.cuda), count)
-
-
-def autocast(c, world):
-    "Matrix products in bfloat16, where that is asked for or (auto) where a GPU is fast at it."
-    half = c.dtype == 'bfloat16' or (c.dtype == 'auto' and world.has_bfloat16)
-    return torch.autocast(world.device.type, torch.bfloat16, enabled=half)
+def train(c, open_parent=None):
+    "To the end (returns 0), or until a signal (its number): the same command goes on from there."
+    with machine(c) as here:
+        run = begin(replace(c), here, open_parent or load)
+        if run.totals['step'] == 0:
+            write(run, **run.totals, **measure(run, c.metric))
+        with stopping() as signals:
+            asked = take_steps(run, signals)
+        run.bar.close()
+        run.file.close()
+        if run.totals['step'] < c.steps:
+            say(f'stopped after step {run.totals["step"]}, and saved: the same command goes on'
+                + ('' if c.resume else ', without --resume=false'))
+            return asked
+        if here.rank == 0:
+            report(run)
+    return 0
 
 
-def wrap(world, model):
-    """A model as it is trained: each Block compiled by itself, so that no growth and no order
-    compiles one again; and in DDP where there are several processes."""
-    if world.compiles:
-        for block in model.layers:
-            block.compile()
-    if world.compiles and world.cuda:
-        model.piece_loss = torch.compile(loss_of_piece, dynamic=False)
-    return world.ddp(model) if world.size > 1 else model
+def take_steps(run, signals):
+    "Until the last step, or a signal, whose number is returned."
+    c, here, optimizers, step, asked = run.c, run.here, run.optimizers, run.totals['step'], 0
+    x, y, count = fetch(run, min(step, c.steps - 1))
+    steps, total, _ = gather(here, torch.tensor(float(step), device=here.device), count, [])
+    assert steps == step * here.size, 'all processes of a run go on from one folder'
+    while step < c.steps and not asked:
+        now = plan(c, step, run.start)
+        events = change(run, now)               # the model may grow
+        began = time.perf_counter()
+
+        # forward and backward; the next batch comes while the GPU is at work
+        loss = backward(run, now, x, y, total)
+        # in the optimizers' order, because a sum in another order has another last bit
+        norm = torch.nn.utils.clip_grad_norm_(
+            [p for optimizer in optimizers for group in optimizer.param_groups
+             for p in group['params']], c.grad_clip or math.inf)
+        if step + 1 < c.steps:
+            x, y, count = fetch(run, step + 1)
+        loss, total, asked = gather(here, loss, count, signals)     # here it waits for the GPU
+        norm = norm.item()
+        if not math.isfinite(loss + norm):
+            if not events:      # if it has just grown, the log and a resume would miss that
+                keep(run)
+            raise Refused(f'step {step + 1} has loss {loss} and gradient norm {norm}, so it '
+                          f'was not taken; {run.out} holds the last good weights. Try a lower '
+                          '--lr or a longer --warmup_steps, in another --out_dir')
+
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group['lr'] = group['peak'] * now.rate
+            optimizer.step()
+            # DDP keeps gradients in buckets of its own: there they become 0
+            optimizer.zero_grad(set_to_none=here.size == 1)
+        step += 1
+
+        note(run, now, events, time.perf_counter() - began, loss=loss, grad_norm=norm)
+        keeps = c.keep_every and step % c.keep_every == 0
+        if keeps or step % c.save_every == 0 or step == c.steps or asked:
+            keep(run, f'ckpt-{step}.pt' if keeps else None)
+    return asked
 
 
-def backward(c, world, model, batch, total, step, recurrence):
-    """Forward and backward over this process's rows, in pieces: its share of the batch's loss. That
-    is one sum over the targets of all processes, divided by their number, `total`. A mean for each
-    piece would give the tokens of short answers more weight."""
-    tokens, targets, _ = batch
-    loss = 0.0
+def fetch(run, step):
+    "(tokens, targets, how many targets count) of this process's rows, on their way to its device."
+    now, device, cuda = plan(run.c, step, run.start), run.here.device, run.here.cuda
+    x, y, _ = run.data[now.data].batch(now.batch)
+    count = (y != -1).sum().item()      # here, where it does not wait for a GPU
+    if cuda:                            # pinned memory is sent while the GPU works
+        x, y = x.pin_memory(), y.pin_memory()
+    return x.to(device, non_blocking=cuda), y.to(device, non_blocking=cuda), count
+
+
+def backward(run, now, tokens, targets, total):
+    """This process's rows, in pieces. The loss is one sum over the targets of all processes, by
+    their number `total`: a mean for each piece would give tokens of short answers more weight."""
+    c, here, how, loss = run.c, run.here, {}, 0.0
     for i, (x, y) in enumerate(zip(tokens.chunk(c.grad_accum), targets.chunk(c.grad_accum))):
-        how = recurrence
-        if how:             # each row's first state is noise, the same however rows are shared out
-            first = world.rank * len(tokens) + i * len(x)
-            how = how | dict(generator=row_generators(c.seed, step, first, len(x), world.device))
-        if world.size > 1:  # DDP exchanges gradients with the last piece alone
-            model.require_backward_grad_sync = i == c.grad_accum - 1
-        with autocast(c, world):
+        if now.r:           # each row's first state is noise, the same however rows are shared out
+            first = here.rank * len(tokens) + i * len(x)
+            seeds = [seed_for(c.seed, f'state of row {row}', run.totals['step'])
+                     for row in range(first, first + len(x))]
+            how = dict(r=now.r, backprop_depth=now.backprop_depth, generator=[
+                torch.Generator(here.device).manual_seed(seed) for seed in seeds])
+        if here.size > 1:   # DDP exchanges gradients with the last piece alone
+            run.wrapped.require_backward_grad_sync = i == c.grad_accum - 1
+        with here.autocast():
             # the model's loss is a mean: times its targets it is a sum (0 where none counts)
-            share = model(x, y, **how) * (y != -1).sum() / max(1.0, total)
-        (share * world.size).backward()     # DDP divides the gradients by the number of processes
+            share = run.wrapped(x, y, **how) * (y != -1).sum() / max(1.0, total)
+        (share * here.size).backward()      # DDP divides gradients by the number of processes
         loss += share.detach()
     return loss
 
 
-# ---------------------------------------------------------------------------------------- the loop
+def gather(here, loss, count, asked):
+    """A step's one message, and its one wait for the GPU: (the sum of the processes' losses, that
+    of their counts, the number of a signal that one of them got, or 0)."""
+    asked = max(asked, default=0)
+    if here.size == 1:
+        return float(loss), count, asked
+    # full_like and not tensor: a copy to the GPU would wait for it
+    mine = torch.stack([loss.double(), *(torch.full_like(loss, number, dtype=torch.float64)
+                                         for number in (count, asked))])
+    every = [torch.empty_like(mine) for _ in range(here.size)]
+    dist.all_gather(every, mine)
+    losses, counts, signals = torch.stack(every).cpu().unbind(1)
+    return losses.sum().item(), counts.sum().item(), int(signals.max())
 
-def train(c):
-    "Train to the end (returns 0) or until a signal (returns its number); a second call resumes."
-    # this is process world.rank of world.size, with its own world.device: cuda, else mps, else cpu
-    with World(c.device, c.compile) as world, run.locked(c, world):
-        # ---- data: {setting: Loader}. A batch follows from (seed, step), so no place is saved
-        data, val = run.open_data(c, world)
 
-        # ---- model: that of this run (resume), of a parent (init_from), or a new one
-        totals = dict(step=0, tokens=0, flops=0, seconds=0.0, inherited_flops=0)
-        states = []                             # the optimizers'
-        resumes = c.resume and checkpoint.exists(c.out_dir)
-        if resumes:
-            saved = run.read_checkpoint(c.out_dir, world)
-            plan = Plan(c, Parent.of_saved(saved))      # as the run's own checkpoint remembers it
-            refuse.another_run(plan, saved, data | dict(val=val))
-            model = checkpoint.build_model(saved, c.out_dir)    # with the order of its last step
-            totals = {name: saved.get(name, 0) for name in totals}
-            states = saved.pop('optimizers')
-        elif c.init_from:
-            saved = run.read_checkpoint(c.init_from, world)
-            model = checkpoint.build_model(saved, c.init_from)
-            plan = Plan(c, Parent.of(model))
-            refuse.unfit_parent(c, model, data)
-            if plan.main_order:
-                model.order = plan.main_order
-            totals['inherited_flops'] = checkpoint.cost_of(saved)
+def change(run, now):
+    "Before a step the model may grow, or run its layers in another order: what the log says of it."
+    grows = now.n_layer > len(run.model.layers)
+    if not grows and (not now.order or written(now.order) == written(run.model.order)):
+        return {}
+    jump = dict(before=measure(run)['val_loss'])
+    if grows:
+        if run.c.keep_stages:
+            keep(run, f'ckpt-{run.totals["step"]}.pt')
+        run.wrapped = None      # DDP and its gradients go with the old model
+        torch.manual_seed(seed_for(run.c.seed, 'growth', run.totals['step']))   # for `init`
+        run.model = untie(run.model, now.grown_by, run.optimizers, run.c.init)
+        gc.collect()            # so does its memory: a compiled Block is in a circle with itself
+        if run.here.cuda:
+            torch.cuda.empty_cache()
+        run.wrapped = wrap(run.here, run.model)
+    else:
+        run.model.order = now.order
+    jump |= dict(after=measure(run)['val_loss'])
+    say(f'before step {run.totals["step"] + 1}: {now.n_layer} layers, {len(run.model.unrolled())} '
+        f'deep; the validation loss was {jump["before"]:.4f} and is {jump["after"]:.4f}')
+    if grows:
+        return dict(grown=jump | dict(origin=now.grown_by, init=run.kept['config']['init']))
+    return dict(looped=jump)
+
+
+# --------------------------------------------------------------------------------------- optimizers
+
+def make_optimizers(model, c):
+    """AdamW for everything, or Muon for the matrices, but not embedding and head, whose rows are
+    looked up one by one. Norms are not decayed. 'peak' is a group's peak rate."""
+    inner, rest, norms = [], [], []
+    for name, p in model.named_parameters():
+        looked_up = name in ('embed.weight', 'head.weight') or c.optimizer != 'muon'
+        (norms if p.dim() < 2 else rest if looked_up else inner).append(p)
+    if callable(c.optimizer):
+        optimizers = c.optimizer(model, c)
+        places = {p: i for i, p in enumerate(model.parameters())}
+        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+            its = [places[p] for p in group['params']]      # or a growth would exchange states
+            assert its == sorted(its), 'a group has its parameters in the order of the model'
+    else:
+        muon = c.optimizer == 'muon'
+        lr = c.adamw_lr if muon and c.adamw_lr is not None else c.lr
+        groups = [dict(params=rest, weight_decay=c.weight_decay),
+                  dict(params=norms, weight_decay=0.0)]
+        optimizers = [torch.optim.AdamW(groups, lr, betas=(0.9, 0.95), fused=True)]
+        if muon:
+            optimizers.insert(0, Muon(inner, c.lr, c.weight_decay, adjust_lr_fn=c.muon_scaling))
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        group.setdefault('peak', group['lr'])
+    return optimizers
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum, made orthogonal: a matrix's step moves every direction alike. It computes what
+    torch.optim.Muon does, but in float32 on a CPU, most of which only emulate bfloat16. Each
+    process makes its share of the matrices orthogonal, and sends it to the others. adjust_lr_fn:
+    'match_rms_adamw' makes steps as large as AdamW's; 'original' is the first Muon's."""
+
+    AT_ONCE = 2 ** 25       # numbers in one batch of matrices: all of a large model fill a GPU
+
+    def __init__(self, params, lr, weight_decay=0.0, momentum=0.95,
+                 adjust_lr_fn='match_rms_adamw'):
+        super().__init__(params, dict(lr=lr, weight_decay=weight_decay, momentum=momentum,
+                                      adjust_lr_fn=adjust_lr_fn))
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            alike = {}      # matrices of one shape, or its transpose, go in one batch
+            for p in group['params']:
+                if p.grad is not None:
+                    alike.setdefault(tuple(sorted(p.shape)), []).append(p)
+            for (n, m), matrices in alike.items():
+                some = max(1, self.AT_ONCE // (n * m)) * which_process()[1]
+                for i in range(0, len(matrices), some):
+                    self.step_of(matrices[i:i + some], **group)
+
+    def step_of(self, matrices, lr, weight_decay, momentum, adjust_lr_fn, **_):
+        # torch._foreach_...: one kernel for all matrices, where a GPU would start hundreds
+        for p in matrices:
+            if 'momentum_buffer' not in self.state[p]:
+                self.state[p]['momentum_buffer'] = torch.zeros_like(p)
+        grads = [p.grad for p in matrices]
+        buffers = [self.state[p]['momentum_buffer'] for p in matrices]
+        rank, size, _ = which_process()
+        torch._foreach_lerp_(buffers, grads, 1 - momentum)
+        share = math.ceil(len(matrices) / size)
+        # where there are fewer for the last processes, they compute the last matrix again
+        mine = [min(i, len(matrices) - 1) for i in range(rank * share, (rank + 1) * share)]
+        updates = torch._foreach_lerp([grads[i] for i in mine], [buffers[i] for i in mine],
+                                      momentum)                         # Nesterov's look ahead
+        # wide: the products are smaller
+        updates = torch.stack([u.mT if u.shape[0] > u.shape[1] else u for u in updates])
+        updates = orthogonal(updates.to(torch.bfloat16 if updates.is_cuda else torch.float32))
+        if size > 1:
+            every = updates.new_empty(size * share, *updates.shape[1:])
+            dist.all_gather_into_tensor(every, updates.contiguous())
+            updates = every
+        updates = updates.to(matrices[0].dtype)
+        torch._foreach_mul_(matrices, 1 - lr * weight_decay)
+        for n, m in {tuple(p.shape) for p in matrices}:
+            scale = {'match_rms_adamw': 0.2 * math.sqrt(max(n, m)),
+                     'original': math.sqrt(max(1, n / m))}[adjust_lr_fn]
+            its = [(p, u.mT if n > m else u) for p, u in zip(matrices, updates)
+                   if p.shape == (n, m)]
+            torch._foreach_sub_(*map(list, zip(*its)), alpha=lr * scale)
+
+
+def orthogonal(x):
+    """Matrices (..., n, m), n <= m, with their singular values pushed towards 1: five steps of
+    Newton-Schulz, each the odd polynomial a s + b s^3 + c s^5 of every singular value s. The
+    coefficients are Keller Jordan's: steepest at 0, and from there on within 0.7 to 1.2."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    for _ in range(5):
+        gram = x @ x.mT                                                         # (..., n, n)
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x
+
+
+# --------------------------------------------------------------------------------------------- data
+# A dataset is a folder: train.json and val.json say what is in train_*.bin and val_*.bin. Beside a
+# .bin may be a .mask (1 where a token counts in the loss) and a .marks (what kind of answer a token
+# belongs to, plus 128 where an answer begins). Or it has mixture.json: {folder in it: share}.
+
+BEGINS = 128
+PERIOD = 1000       # a mixture's shares are exact in every thousand rows
+
+
+def which_process():
+    "(its rank, how many there are, its number on this machine): torchrun says so."
+    if 'RANK' not in os.environ:        # some clusters set WORLD_SIZE alone
+        return 0, 1, 0
+    return tuple(int(os.environ[name]) for name in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK'))
+
+
+def permute(places, n, key):
+    """Where an array of places goes in the permutation of range(n) that the key picks. A Feistel
+    network shuffles the next power of four; what lands past n walks on until it comes back."""
+    bits = max(1, ((n - 1).bit_length() + 1) // 2)
+    half, mask = np.uint64(bits), np.uint64(2 ** bits - 1)
+    result, outside = np.array(places, np.uint64), np.ones(len(places), bool)
+    while outside.any():
+        left, right = result[outside] >> half, result[outside] & mask
+        for turn in range(4):
+            z = right + np.uint64((key + turn * 0x9E3779B97F4A7C15) % 2 ** 64)  # splitmix64's
+            z = (z ^ z >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+            z = (z ^ z >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+            left, right = right, left ^ (z ^ z >> np.uint64(31)) & mask
+        result[outside] = left << half | right
+        outside = result >= n
+    return result.astype(np.int64)
+
+
+class Loader:
+    """Batches of c.batch_size rows of c.context tokens for all processes together, each of which
+    gets its equal part. Which window of the data a row holds follows from (seed, number of the
+    row): none comes twice within an epoch of its dataset, and the next epoch has another order."""
+
+    def __init__(self, c, data, split='train', seed=0):
+        self.batch_size, self.context, self.seed = c.batch_size, c.context, seed
+        self.rank, self.size, _ = which_process()
+        self.folders, self.about, shares = [], [], []       # of each dataset
+        for folder in map(find, data if isinstance(data, list) else str(data).split(',')):
+            mixture = folder / 'mixture.json'
+            parts = json.loads(mixture.read_text()) if mixture.exists() else {'.': 1}
+            for part, share in parts.items():
+                self.folders.append(folder / part)
+                self.about.append(json.loads((folder / part / f'{split}.json').read_text()))
+                shares.append(share / sum(parts.values()))
+        self.ends = [np.cumsum([(shard['tokens'] - 1) // self.context for shard in each['shards']])
+                     for each in self.about]                # where each shard's windows end
+        self.windows = np.array([ends[-1] for ends in self.ends])
+        # rows of each dataset in a period: rounded down, the rest to the largest remainders
+        exact = [share * PERIOD / sum(shares) for share in shares]
+        quota = [math.floor(rows) for rows in exact]
+        rest = sorted(range(len(exact)), key=lambda d: quota[d] - exact[d])
+        for d in rest[:PERIOD - sum(quota)]:
+            quota[d] += 1
+        self.quota = quota
+        assert min(*self.windows, *quota) > 0, f'{data}: a dataset that would never be read'
+        # a dataset's second kind of answer may be the first of all together
+        self.kinds = list(dict.fromkeys(kind for each in self.about for kind in each['kinds']))
+        self.marks = np.tile(np.arange(2 * BEGINS), (len(self.about), 1))
+        for marks, each in zip(self.marks, self.about):
+            own = [1 + self.kinds.index(kind) for kind in each['kinds']]
+            marks[1:1 + len(own)] = own
+            marks[BEGINS:] = marks[:BEGINS] + BEGINS
+
+    def __len__(self):
+        "Batches until some dataset has been seen once."
+        return max(1, min(self.windows * PERIOD // self.quota) // self.batch_size)
+
+    def kept(self):
+        "What a checkpoint keeps of the data, to know it again: all that the JSON files say."
+        return [about | dict(rows_of_1000=n) for about, n in zip(self.about, self.quota)]
+
+    def passes(self, batches):
+        "How often the dataset that is read most has been read after so many batches."
+        return max(batches * self.batch_size * np.array(self.quota) / PERIOD / self.windows).item()
+
+    def batch(self, step, again=True):
+        """(tokens, targets, kinds of the targets), (B, T) each; -1 is no target. again=False leaves
+        out rows that were there before: small data is gone through several times."""
+        n = self.batch_size // self.size
+        first = step * self.batch_size + self.rank * n
+        which, epoch, window = self.places(np.arange(first, first + n))
+        if not again:
+            which, window = which[epoch == 0], window[epoch == 0]
+        rows = np.zeros((3, len(which), self.context), np.int64)
+        for d in np.unique(which).tolist():
+            self.read(d, window[which == d], np.flatnonzero(which == d), rows)
+        return torch.from_numpy(rows).unbind()
+
+    @functools.lru_cache(4)
+    def turns(self, period):
+        "Of each row of a period: (which dataset it is from, which of all that dataset's rows)."
+        which, number = np.repeat(np.arange(len(self.quota)), self.quota), np.empty(PERIOD, int)
+        which = which[permute(np.arange(PERIOD), PERIOD, seed_for(self.seed, 'mixture', period))]
+        for d, quota in enumerate(self.quota):
+            number[which == d] = period * quota + np.arange(quota)
+        return which, number
+
+    def places(self, rows):
+        "Of rows of the whole run: (which dataset, which epoch of it, which window)."
+        which, number = np.empty_like(rows), np.empty_like(rows)
+        for period in np.unique(rows // PERIOD).tolist():
+            here = rows // PERIOD == period
+            which[here], number[here] = (each[rows[here] % PERIOD] for each in self.turns(period))
+        epoch, window = np.divmod(number, self.windows[which])
+        for d, e in {*zip(which.tolist(), epoch.tolist())}:
+            its = (which == d) & (epoch == e)
+            key = seed_for(self.seed, f'epoch of dataset {d}', e)
+            window[its] = permute(window[its], self.windows[d].item(), key)
+        return which, epoch, window
+
+    @functools.lru_cache(300)       # more would be too many open files
+    def shard(self, d, s):
+        "{'.bin': its tokens}, and .mask and .marks, if it has them; mapped, not read."
+        shard, arrays = self.about[d]['shards'][s], {}
+        for end in shard['sha256']:
+            path = self.folders[d] / Path(shard['file']).with_suffix(end).name
+            dtype = self.about[d]['dtype'] if end == '.bin' else 'uint8'
+            assert dtype in ('uint8', 'uint16', 'uint32'), f'{path} has no tokens of {dtype}'
+            arrays[end] = np.asarray(np.memmap(path, dtype, 'r', shape=(shard['tokens'],)))
+        return arrays
+
+    def read(self, d, windows, places, rows):
+        "Windows of dataset d into these places of rows: tokens, the tokens after them, kinds."
+        T, of_shard = self.context, self.ends[d].searchsorted(windows, side='right')
+        first = (windows - np.append(0, self.ends[d])[of_shard]) * T
+        for s in np.unique(of_shard).tolist():
+            part, here, at = self.shard(d, s), places[of_shard == s], first[of_shard == s]
+            tokens = sliding_window_view(part['.bin'], T + 1)[at].astype(np.int64)
+            rows[0, here], rows[1, here] = tokens[:, :-1], tokens[:, 1:]
+            if '.mask' in part:
+                counts = sliding_window_view(part['.mask'], T)[at + 1] > 0
+                rows[1, here] = np.where(counts, tokens[:, 1:], -1)
+            if '.marks' in part:
+                rows[2, here] = self.marks[d][sliding_window_view(part['.marks'], T)[at + 1]]
+
+
+# --------------------------------------------------------------------- what a run measures and says
+
+def note(run, now, events, took, **numbers):
+    "A step that was taken: what it cost, a measurement where one is due, a line of the log."
+    c, here, totals, n = run.c, run.here, run.totals, run.c.batch_size * run.c.context
+    flops = n * run.model.flops_per_token(None, c.context, now.r, now.backprop_depth)
+    totals |= dict(step=totals['step'] + 1, tokens=totals['tokens'] + n,
+                   flops=totals['flops'] + flops, seconds=totals['seconds'] + took)
+    run.taken = mark_of_plans(run.taken, now)
+    if totals['step'] % c.eval_every == 0 or totals['step'] == c.steps:
+        events |= measure(run, c.metric)
+    if events or totals['step'] % c.log_every == 0:
+        memory = round(torch.cuda.max_memory_allocated() / 1e9, 2) if here.cuda else None
+        core = dict(r=now.r, backprop_depth=now.backprop_depth) if now.r else {}
+        write(run, **totals | dict(seconds=round(totals['seconds'], 1)), **numbers,
+              lr=c.lr * now.rate, tokens_per_s=round(n / took), memory_gb=memory,
+              mfu=here.peak and round(flops / took / here.peak, 4),
+              passes=round(run.data[now.data].passes(now.batch + 1), 2), **core, **events)
+    run.bar.update()
+
+
+def write(run, **line):
+    "A line of the log; its numbers stand beside the bar, or where nobody watches, on a line."
+    line |= dict(n_layer=len(run.model.layers), depth=len(run.model.unrolled()))
+    run.lines.append(line)
+    run.file.write(json.dumps(line) + '\n')
+    if run.c.wandb and run.here.rank == 0:
+        run.online.log(line, step=line['step'])
+    words = [f'{name} {round(line[name], 4):,}' for name in
+             ('loss', 'val_loss', 'n_layer', 'tokens_per_s', 'mfu', 'memory_gb') if line.get(name)]
+    words += [f'{kind} {its["accuracy"]:.0%}' for kind, its in line.get('kinds', {}).items()
+              if kind != 'text']
+    run.bar.set_postfix_str(', '.join(words), refresh=False)
+    if run.bar.disable:
+        say(f'step {line["step"]} of {run.c.steps}: {", ".join(words)}')
+
+
+def measure(run, metric=None):
+    "What the log says of a model: the validation loss, right answers, a config's own metric."
+    if core := core_of(run.model):
+        core.forwards = 0       # with `fresh`, a measurement draws what another one has drawn
+    run.model.eval()
+    with run.here.autocast(), torch.no_grad():
+        numbers = validate(run.model, run.data['val'], run.c.eval_batches, run.c.grad_accum)
+        more = metric(run.model, run.data['val']) if metric else {}
+    run.model.train()
+    assert not more.keys() & {*numbers, 'loss', 'lr', 'step'}, f'metric gives {[*more]}'
+    return numbers | {name: float(more[name]) for name in more}
+
+
+@torch.no_grad()
+def validate(model, loader, batches=None, pieces=1):
+    """The mean loss over the first batches (None: until a dataset ends), and of each kind of answer
+    its loss and the share of right ones. An answer ends at the next mark above 128, or at 0; one
+    that began in the row before counts nowhere."""
+    # of all tokens, and of each kind: losses, tokens, right answers, answers
+    sums = torch.zeros(1 + len(loader.kinds), 4, dtype=torch.float64)
+    for step in range(min(batches or len(loader), len(loader))):
+        of_batch, rows = torch.zeros_like(sums), []
+        for x, y, marks in zip(*(t.chunk(pieces) for t in loader.batch(step, again=False))):
+            if not len(x):
+                continue
+            losses, wrong = losses_of(model, x, y)
+            begins = marks >= BEGINS
+            # the number of each token's answer; a row's first tokens have one of their own
+            number = begins.clone()
+            number[:, 0] = True
+            number = number.flatten().cumsum(0).view(y.shape)
+            failed = number[wrong & (marks > 0)].bincount(minlength=int(number.max()) + 1) > 0
+            right = ~failed[number[begins]]
+            rows += torch.stack((losses.sum(1), (y != -1).sum(1)), dim=1)
+            for k in range(1, len(sums)):
+                here, its = marks % BEGINS == k, right[marks[begins] - BEGINS == k]
+                of_batch[k] += torch.tensor([losses[here].sum(), here.sum(), its.sum(), len(its)])
+        of_batch[0, :2] = sum(rows, torch.zeros(2))
+        sums += of_batch
+    if loader.size > 1:
+        sums = sums.to(model.norm.weight.device)
+        dist.all_reduce(sums)
+    (loss, n, *_), *kinds = sums.tolist()
+    return dict(val_loss=loss / max(1, n), kinds={
+        kind: dict(loss=loss / n, accuracy=right / answers)
+        for kind, (loss, n, right, answers) in zip(loader.kinds, kinds) if answers})
+
+
+def losses_of(model, tokens, targets):
+    "(the loss of each target, is another token likelier), (B, T) each; logits are made in pieces."
+    device, losses, wrong = model.norm.weight.device, [], []
+    rows = max(1, 2 ** 16 // tokens.shape[1])
+    for x, y in zip(tokens.to(device).split(rows), targets.to(device).split(rows)):
+        x = model.norm(model.hidden(x)).flatten(0, 1)                           # (B*T, C)
+        some = 4096 if x.is_cuda else max(1, 2 ** 26 // len(model.head.weight))
+        for part, right in zip(x.split(some), y.flatten().split(some)):
+            logits = model.head(part)
+            losses.append(F.cross_entropy(logits.float(), right, ignore_index=-1, reduction='none'))
+            wrong.append(logits.argmax(-1) != right)
+    return (torch.cat(losses).cpu().double().view(targets.shape),
+            torch.cat(wrong).cpu().view(targets.shape))
+
+
+def report(run):
+    "What a finished run leaves, and what to type next."
+    c, out, model, flops = run.c, run.out, run.model, run.totals['flops']
+    saving = ''
+    if c.grow and not c.init_from:      # compared with all layers from the first step on
+        full = ((c.steps - c.decay_steps) * model.flops_per_token(range(c.n_layer), c.context)
+                + c.decay_steps * model.flops_per_token(None, c.context))
+        saving = f', {1 - flops / (full * c.batch_size * c.context):.1%} less than at full depth'
+    try:
+        draw(run.lines, out / 'loss.png')
+        picture = 'left the losses, right how many answers are right; at a dotted line layers begin'
+    except ImportError:
+        picture = 'not drawn, because matplotlib is not installed'
+    say(f'{flops:.3e} training FLOPs{saving}\n{out}/loss.png: {picture}\n{out}/log.jsonl: the '
+        f'numbers\nnext: python probe.py {out} (or nanodepth probe) says what each layer does for '
+        f'later tokens, and nanodepth play {out} opens a page on which you move them')
+
+
+def draw(lines, path):
+    "The losses, and how many answers are right: a line for each number of aliases to follow."
+    from matplotlib.figure import Figure
+    figure = Figure((12, 4.5), layout='constrained')
+    left, right = figure.subplots(1, 2)
+    measured = [line for line in lines if 'val_loss' in line]
+    steps = [line['step'] for line in measured]
+    kinds = [kind for kind in measured[-1]['kinds'] if all(kind in line['kinds']
+                                                           for line in measured)]
+    trained = [line for line in lines if 'loss' in line]
+    left.plot([line['step'] for line in trained], [line['loss'] for line in trained],
+              color='#bbbbbb', label='training')
+    left.plot(steps, [line['val_loss'] for line in measured], label='validation')
+    if 'text' in kinds:
+        left.plot(steps, [line['kinds']['text']['loss'] for line in measured],
+                  label='validation, on text alone')
+    for i, kind in enumerate(kind for kind in kinds if kind != 'text'):
+        share = [100 * line['kinds'][kind]['accuracy'] for line in measured]
+        [curve] = right.plot(steps, share)
+        height = min(max(share), 40 + 12 * i)           # its name stands where it rises
+        at = next(j for j in range(len(share)) if share[j] >= height)
+        x = np.interp(height, share[max(0, at - 1):at + 1], steps[max(0, at - 1):at + 1])
+        right.text(x, height, f'{kind} '.replace('depth', 'aliases:'), color=curve.get_color(),
+                   ha='right', weight='bold')
+    for line in lines:
+        if line['step'] == 0 or line.keys() & {'grown', 'looped'}:
+            for ax in (left, right):
+                ax.axvline(line['step'], ls=':', color='#888888')
+                ax.text(line['step'], 0.02, f' {line["depth"]} layers', rotation=90,
+                        transform=ax.get_xaxis_transform())
+    left.legend()
+    left.set(xlabel='steps', ylabel='loss (nats per token)')
+    right.set(xlabel='steps', ylabel='% of the answers that are right', ylim=(-3, 103))
+    with whole(path) as new:
+        figure.savefig(new, format='png', dpi=130)
+
+
+# ------------------------------------------------------------------------------- where a run begins
+# Dense bfloat16 FLOPs per second. The first name that a GPU has counts.
+PEAKS = {'Laptop': None, '4090 D': None, 'H100 PCIe': 756e12, 'H100 NVL': 835e12,
+         'H200 NVL': 835e12, 'H200': 989e12, 'H100': 989e12, 'B200': 2250e12, 'A100': 312e12,
+         'L40S': 362e12, 'L40': 181e12, '4090': 165e12}
+
+
+@contextlib.contextmanager
+def machine(c):
+    "This process's device, and what it can do; in here the processes of a run are together."
+    rank, size, local = which_process()
+    name = c.device
+    if name == 'auto':
+        name = ('cuda' if torch.cuda.is_available() else
+                'mps' if torch.backends.mps.is_available() else 'cpu')
+    here = SimpleNamespace(rank=rank, size=size, cuda=name == 'cuda', device=torch.device(name),
+                           half=c.dtype == 'bfloat16', peak=None)
+    here.lock = lock(Path(c.out_dir)) if rank == 0 else None    # before the processes meet
+    if here.cuda:
+        here.device = torch.device('cuda', local)
+        torch.cuda.set_device(here.device)
+        torch.set_float32_matmul_precision('high')
+        here.half |= c.dtype == 'auto' and torch.cuda.get_device_capability() >= (8, 0)
+        gpu = torch.cuda.get_device_name()
+        peak = next((PEAKS[each] for each in PEAKS if each in gpu), None)
+        here.peak = peak and peak * size
+    # matrix products in bfloat16, where that is asked for or a GPU is fast at it
+    here.autocast = functools.partial(torch.autocast, name, torch.bfloat16, enabled=here.half)
+    here.compiles = here.cuda if c.compile == 'auto' else c.compile
+    if here.compiles:       # else DDP would cut each Block at every 25 MB, and keep what crosses
+        torch._dynamo.config.optimize_ddp = False
+    if size > 1:
+        dist.init_process_group('nccl' if here.cuda else 'gloo', timeout=timedelta(minutes=10),
+                                device_id=here.device if here.cuda else None)
+    try:
+        yield here
+    finally:
+        if here.lock:
+            here.lock.close()
+        # After an error NCCL would wait for the others here, and the error would stay unsaid.
+        if size > 1 and not (here.cuda and sys.exc_info()[0]):
+            time.sleep(0.2)     # Gloo's threads need the interpreter's lock to let go of a
+            dist.destroy_process_group()        # message, and this waits for them under that lock
+
+
+@contextlib.contextmanager
+def stopping():
+    """In here Ctrl-C, SIGTERM and a closed terminal wait for the step's end: their numbers go into
+    the list. A second Ctrl-C does not wait."""
+    asked, before = [], {}
+
+    def ask(number, frame):
+        if asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        asked.append(number)
+    hangup = getattr(signal, 'SIGHUP', signal.SIGTERM)      # Windows has none; nohup ignores it
+    for number in {signal.SIGINT, signal.SIGTERM, hangup}:
+        if number != hangup or signal.getsignal(number) != signal.SIG_IGN:
+            before[number] = signal.signal(number, ask)
+    try:
+        yield asked
+    finally:
+        for number in before:
+            signal.signal(number, before[number])
+
+
+def say(text):
+    "A line on the terminal, above the bar."
+    if which_process()[0] == 0:
+        with contextlib.suppress(OSError):      # it may be closed: the run is saved all the same
+            tqdm.write(text)
+            sys.stdout.flush()
+
+
+def begin(c, here, open_parent):
+    "All that a run needs at its first step, or at the next one, if it was stopped."
+    out, saved, parent, classes = Path(c.out_dir), {}, {}, {*map(type, steps_in(c.order or ()))}
+
+    # ---- data: which rows a batch has follows from (seed, step), so no place is kept
+    if here.rank == 0 and c.data == 'data/toy' and not (find(c.data) / 'train.json').exists():
+        say('data/toy is not there yet: it is made now')
+        subprocess.run([sys.executable, find('data/toy/prepare.py')], check=True)
+    if here.size > 1:
+        dist.barrier()          # the others wait for it
+    data = dict(data=Loader(c, c.data, seed=c.seed), val=Loader(c, c.data, 'val'))
+    if c.cooldown_data:
+        data['cooldown_data'] = Loader(c, c.cooldown_data, seed=c.seed)
+    about = data['data'].about[0]
+
+    # ---- model: that of this run, of init_from, or a new one
+    if c.resume and (out / 'ckpt.pt').exists():
+        model, saved = load(out, classes)
+        if not saved['optimizers']:
+            raise Refused(f'{out} holds weights without their optimizers: start another --out_dir '
+                          f'from them, with --init_from={out}')
+    elif c.init_from:
+        model, parent = open_parent(c.init_from, classes)
+    else:
+        shape = {each.name: getattr(c, each.name) for each in fields(ModelConfig)
+                 if hasattr(c, each.name)}
+        torch.manual_seed(seed_for(c.seed, 'init'))
+        model = LM(ModelConfig(**shape | dict(
+            vocab_size=c.vocab_size or about['n_vocab'], n_layer=stages(c)[0][2], order=None)))
+    core = core_of(model)
+    start = saved.get('start') or dict(n_layer=len(model.layers))
+    if core:
+        start = dict(recurrence=core.r, backprop_depth=core.backprop_depth) | start
+        c.recurrence = core.r = c.recurrence or start['recurrence']
+        c.backprop_depth = core.backprop_depth = c.backprop_depth or start['backprop_depth']
+        core.recompute = c.recompute
+    if saved and c.warmup_steps < 1:    # a share of the steps: of those that it began with
+        c.warmup_steps = saved['config']['warmup_steps']
+    c.warmup_steps, c.decay_steps = (in_steps(n, c.steps) for n in (c.warmup_steps, c.decay_steps))
+    refuse_what_does_not_fit(c, model, data, parent)
+    config, begins = as_written(c), start['n_layer'] if c.init_from else None
+    if saved:
+        refuse_another_run(c, config, saved, begins, data)
+    totals = {name: saved.get(name, 0) for name in ('step', 'tokens', 'flops', 'seconds')}
+    order = plan(replace(c, cooldown_loop=None), totals['step'], begins).order
+    if order and (not saved or written(order) == written(model.order)):
+        model.order = order
+    optimizers = make_optimizers(model.to(here.device, torch.float32).train(), c)
+    for optimizer, state in zip(optimizers, saved.pop('optimizers', ())):
+        optimizer.load_state_dict(state)
+
+    # ---- the folder
+    before = out / 'run.json'
+    if c.resume and not saved and before.exists():      # it was stopped before it saved anything
+        old, now = json.loads(before.read_text())['config'], json.loads(json.dumps(config))
+        if any(old.get(name) != now[name] for name in now.keys() - FREE):
+            raise Refused(f'{out} holds the log of another run: choose another --out_dir, or move '
+                          'that run out of the way by --resume=false')
+    if here.rank == 0 and not c.resume and any((out / name).exists()
+                                               for name in ('ckpt.pt', 'log.jsonl')):
+        names = (out.with_name(f'{out.name}.{i}') for i in itertools.count(1))
+        aside = out.rename(next(path for path in names if not path.exists()))
+        here.lock = lock(out)
+        say(f'--resume=false: the run that was in {out} is now in {aside}')
+    if here.rank == 0:
+        with whole(out / 'run.json') as new:
+            new.write_text(json.dumps(dict(
+                tokenizer=about['tokenizer'], fingerprint=about['fingerprint'], config=config,
+                torch=torch.__version__,
+                data=[each['origin'] for each in data['data'].about]), indent=1))
+        for path in data['data'].folders[0].glob('*token*.json'):       # none is needed for bytes
+            shutil.copy(path, out)
+    kept = dict(config=config, start=start, steps=source_of_steps(c.order),
+                data={name: data[name].kept() for name in data},
+                inherited_flops=saved.get('inherited_flops', parent.get('flops', 0)
+                                          + parent.get('inherited_flops', 0)))
+    run = SimpleNamespace(
+        c=c, here=here, out=out, data=data, start=begins, kept=kept, model=model,
+        wrapped=wrap(here, model), optimizers=optimizers, totals=totals,
+        taken=saved.get('taken') or mark_of_plans('', plan(c, 0, begins)))
+    open_log(run)
+    functions = [name for name in config if callable(getattr(c, name))]
+    say(f'{here.size} x {here.device}, compile {"on" if here.compiles else "off"}; functions of '
+        f'the config: {", ".join(functions) or "none"}\n{model.num_params():,} parameters in '
+        f'{len(model.layers)} layers, {len(model.unrolled())} deep, '
+        f'{model.flops_per_token(context=c.context):,} FLOPs per token\n'
+        f'steps {totals["step"]:,} to {c.steps:,} of {c.batch_size} x {c.context} tokens; the data '
+        f'is read {data["data"].passes(c.steps):.2f} times, and can be validated on '
+        f'{len(data["val"])} batches')
+    return run
+
+
+def wrap(here, model):
+    "As it is trained: each Block compiled by itself, so that no growth compiles again; in DDP."
+    for block in model.layers if here.compiles else ():
+        block.compile()
+    if here.compiles and here.cuda:
+        model.piece_loss = torch.compile(loss_of_piece, dynamic=False)
+    if here.size == 1:
+        return model
+    # Without find_unused_parameters DDP sorts its buckets anew after the first step: on three
+    # processes or more a resumed run would add gradients in another order.
+    with warnings.catch_warnings(action='ignore', category=FutureWarning):
+        return DistributedDataParallel(model, find_unused_parameters=True, broadcast_buffers=False,
+                                       gradient_as_bucket_view=True)
+
+
+def open_log(run):
+    "log.jsonl, whose lines of later steps are written again, and the bar."
+    step, run.lines, path = run.totals['step'], [], run.out / 'log.jsonl'
+    run.bar = tqdm(total=run.c.steps, initial=step, dynamic_ncols=True,
+                   disable=run.here.rank > 0 or not sys.stderr.isatty())
+    if run.here.rank > 0:
+        run.file = open(os.devnull, 'w')
+        return
+    for line in path.read_text().splitlines() if step and path.exists() else ():
+        with contextlib.suppress(ValueError):       # a process that was killed leaves half of one
+            run.lines.append(json.loads(line))
+    run.lines = [line for line in run.lines if line['step'] <= step]
+    with whole(path) as new:
+        new.write_text(''.join(json.dumps(line) + '\n' for line in run.lines))
+    run.file = open(path, 'a', buffering=1)
+    if run.c.wandb:
+        import wandb
+        run.online = wandb.init(project='nanodepth', name=run.out.name, config=run.kept['config'])
+
+
+def lock(folder):
+    "As long as this file is open, no other run writes into the folder."
+    ends = '.json', '.jsonl', '.jinja', '.pt', '.png'      # as of what a run writes
+    names = {path.name for path in folder.glob('*') if path.suffix in ends}
+    if names and not names & {'ckpt.pt', 'run.json'}:
+        raise Refused(f'{folder} holds {min(names)}, and no run: choose another --out_dir')
+    folder.mkdir(parents=True, exist_ok=True)
+    file = open(folder / 'lock', 'a')
+    try:
+        import fcntl
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise Refused(f'another run is at work in {folder}') from None
+    except (ImportError, OSError):      # Windows, some network folders: there it is up to you
+        pass
+    return file
+
+
+def as_written(c):
+    "The settings as files keep them: of a function its name and a mark of its source."
+    config = {each.name: getattr(c, each.name) for each in fields(c)}
+    for name, value in config.items():
+        if callable(value):
+            config[name] = f'{value.__name__} {mark(inspect.getsource(value))[:12]}'
+    return config | dict(order=c.order and written(c.order))
+
+
+def source_of_steps(order):
+    "Marks of the classes of one's own in an order, by what is written in them."
+    kinds = {kind for step in steps_in(order or ()) for kind in type(step).__mro__}
+    return sorted(mark(''.join(
+        inspect.getsource(value) if inspect.isfunction(value) else f'{name} = {value!r}'
+        for name, value in vars(kind).items() if inspect.isfunction(value) or name[:2] != '__'))
+        for kind in kinds - {*KNOWN.values(), object})
+
+
+def refuse_what_does_not_fit(c, model, data, parent):
+    "Settings that each may be, and not together; and data of another tokenizer."
+    core, every = core_of(model), [about for each in data.values() for about in each.about]
+    assert c.warmup_steps + c.decay_steps <= c.steps, 'too few steps for warm-up and decay'
+    assert c.decay_steps or not (c.cooldown_loop or c.cooldown_data), 'there is no cool-down'
+    assert bool(c.grow) + bool(c.loop) + bool(c.order) <= 1, 'what grows may loop in its cool-down'
+    assert not c.grow or len(model.order) == len(model.layers), 'what loops does not grow'
+    assert not core or not (c.grow or c.loop or c.order or c.cooldown_loop), 'a core loops itself'
+    assert core or not (c.recurrence or c.backprop_depth), 'there is no core that could run'
+    assert c.batch_size % (which_process()[1] * c.grad_accum) == 0, 'batch_size in equal pieces'
+    assert c.context <= model.config.context, f'rows may have {model.config.context} tokens'
+    every += parent.get('data', {}).get('data', ())
+    if len({about['fingerprint'] for about in every}) > 1:
+        raise Refused('a model has one tokenizer, but these data, or those of init_from, have '
+                      f'several: {", ".join(sorted({about["tokenizer"] for about in every}))}')
+    if model.config.vocab_size < every[0]['n_vocab']:
+        raise Refused(f'the data has a vocabulary of {every[0]["n_vocab"]} tokens, and the model '
+                      f'one of {model.config.vocab_size}')
+
+
+def refuse_another_run(c, config, saved, start, data):
+    "A resume that would have been another run until here."
+    step, old = saved['step'], saved['config']
+    move = 'choose another --out_dir, or move that run out of the way by --resume=false'
+    if step > c.steps:
+        raise Refused(f'{c.out_dir} has taken {step} steps, more than steps={c.steps}: {move}')
+    free = FREE | (OF_PARENT if c.init_from else set())
+    differ = {name for name in config if config[name] != old.get(name)} - free
+    if saved['steps'] != source_of_steps(c.order):
+        raise Refused(f'the Steps of the run in {c.out_dir} were written otherwise: {move}')
+    if differ & AHEAD:
+        taken = mark_of_plans('', plan(c, 0, start))     # what it began with counts, too
+        for i in range(step):
+            taken = mark_of_plans(taken, plan(c, i, start))
+        differ -= AHEAD if taken == saved['taken'] else set()
+    if differ:
+        was = ', '.join(f'{name}={old.get(name)} and not {config[name]}' for name in sorted(differ))
+        raise Refused(f'{c.out_dir} holds a run with {was}: {move}')
+    for name in {'data', 'val', plan(c, max(0, step - 1), start).data}:
+        if saved['data'][name] != data[name].kept():
+            raise Refused(f'the data has changed since the run in {c.out_dir} began: {move}')
+
+
+def mark(text):
+    "A few letters by which a text is known again."
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def mark_of_plans(before, now):
+    "By what a checkpoint knows the plans of all steps taken: those before, and this one."
+    return mark(f'{before} {now._replace(order=now.order and written(now.order))}')
+
+
+# ---------------------------------------------------------------------------------------- its files
+
+def keep(run, name=None):
+    "Save the run as it is now; and once more as `name`, which no later checkpoint takes away."
+    if run.here.rank == 0:
+        os.fsync(run.file.fileno())
+    save(run.out, run.model, run.optimizers, name, taken=run.taken, **run.kept, **run.totals)
+
+
+KNOWN = {'Step': Step, 'Core': Core, 'Window': Window}      # what any checkpoint may have
+
+
+@contextlib.contextmanager
+def whole(path):
+    "Where a file is written: it takes its name at the end, so no reader ever sees half of it."
+    new = path.with_name(f'{path.name}.new')
+    yield new
+    with open(new, 'rb+') as file:
+        os.fsync(file.fileno())
+    os.replace(new, path)
+
+
+def save(folder, model, optimizers, keep=None, **more):
+    "All that a resumed run needs, as ckpt.pt; and once more under the name `keep`."
+    if not all(p.isfinite().all() for p in model.parameters()):
+        raise Refused(f'these weights are not finite, so they are not saved; {folder} holds the '
+                      'last checkpoint. Try a lower --lr or a longer --warmup_steps')
+    if which_process()[0] == 0:
+        state = dict(model=model.state_dict(), order=written(model.order), **more,
+                     model_config=asdict(replace(model.config, order=None)),
+                     optimizers=[optimizer.state_dict() for optimizer in optimizers])
+        for name in filter(None, (keep, 'ckpt.pt')):
+            with whole(Path(folder) / name) as new:
+                torch.save(state, new)
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def load(folder, classes=()):
+    "(the model of a checkpoint, what else that says). `classes`: of Steps that are not ours."
+    path = Path(folder) if str(folder).endswith('.pt') else Path(folder) / 'ckpt.pt'
+    # mapped: what nobody reads takes no memory. (Windows replaces no file that is mapped.)
+    saved = torch.load(path, map_location='cpu', weights_only=True, mmap=os.name == 'posix')
+    model = LM(ModelConfig(**saved['model_config']))
+    model.order = read_order(saved['order'], folder, classes)
+    has_weights = 'adapter.weight' in saved['model']
+    if has_weights or core_of(model):       # it stays where its Core has left the order
+        kind = 'identity' if has_weights else 'add'
+        model.adapter = new_adapter(model.config.n_embd, kind)
+    model.load_state_dict(saved.pop('model'))
+    return model, saved
+
+
+def written(order):
+    "An order as files keep it: numbers, and of a Step the name of its class and its settings."
+    items = []
+    for item in order:
+        if not isinstance(item, int):
+            kind, name = type(item), type(item).__name__
+            if KNOWN.get(name, kind) is not kind:
+                raise Refused(f'{item} is not the {name} that a checkpoint knows: give its class '
+                              'another name')
+            made, kept = (next(each for each in kind.__mro__ if method in vars(each))
+                          for method in ('__init__', 'settings'))
+            if not issubclass(kept, made):
+                raise Refused(f'{name} has no settings() of its own: what its __init__ gets would '
+                              'be lost')
+            item = dict(step=name, items=written(item.items), settings=item.settings())
+        items.append(item)
+    return items
+
+
+def read_order(items, folder, classes=()):
+    "The order that `written` gave. Other classes are brought: no file is run that it names."
+    known, order = {each.__name__: each for each in classes} | KNOWN, []
+    for item in items:
+        if not isinstance(item, int):
+            if item['step'] not in known:
+                raise Refused(f'{folder} has a Step {item["step"]}: --classes=FILE.py, where its '
+                              'class stands')
+            inside = read_order(item['items'], folder, classes)
+            item = known[item['step']](inside, **item['settings'])
+        order.append(item)
+    return order
+
+
+# ---------------------------------------------------------------------------- how settings are read
+
+def read(cls, argv, words=()):
+    """A command line as an instance of a dataclass: --name=value or --name value for its fields.
+    What has no dashes goes to the fields that `words` names, of which a list takes all that are
+    left. Without `words` it is config files: Python that assigns the same names."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    if {'-h', '--help'} & set(argv):
+        print(sys.modules[cls.__module__].__doc__ or '',
+              *(inspect.getsource(each) for each in cls.__mro__ if is_dataclass(each)), sep='\n\n')
+        sys.exit()
+    kinds, plain, named, values = typing.get_type_hints(cls), [], {}, {}
+    while argv:
+        word = argv.pop(0)
+        name, equals, value = word.lstrip('-').partition('=')
+        if not word.startswith('-'):
+            plain.append(word)
+        elif equals or name not in kinds:
+            named[name] = fitted(kinds, name, value, '--')
+        elif bool in choices(kinds[name]):          # --resume is --resume=true
+            has_value = argv and argv[0].lower() in ('true', 'false', 'auto')
+            named[name] = fitted(kinds, name, argv.pop(0) if has_value else 'true', '--')
+        elif argv and not argv[0].startswith('--'):
+            named[name] = fitted(kinds, name, argv.pop(0), '--')
         else:
-            plan = Plan(c)
-            torch.manual_seed(seed_for(c.seed, 'init'))
-            model = LM(model_config(c, vocab_size=c.vocab_size or data['data'].vocab_size,
-                                    n_layer=plan.at(0).n_layer, order=plan.main_order))
-        if core := core_of(model):      # the config's, or its own where the config says None
-            core.r, core.backprop_depth = plan.recurrence, plan.backprop_depth
-            core.recompute = c.recompute
-        model.to(world.device, torch.float32).train()       # Hugging Face's may be bfloat16
-        settings = settings_of(plan)            # the config as its files keep it
-
-        # ---- optimizers: by default Muon for the layers' matrices, and AdamW for the rest
-        optimizers = make_optimizers(model, c)
-        load_optimizers(optimizers, states, c.out_dir)
-        saved = states = None                   # they hold the weights and states once more
-        world.let_go()
-        wrapped = wrap(world, model)            # what is trained; `model` is what is measured
-        step = totals['step']
-        log = run.open_log(c, settings, world, data['data'], model, step, resumes)
-
-        # ---- what is measured, and what is kept
-        def validate(metric=None):
-            "The validation loss, the loss and accuracy on each kind of answer, a config's metric."
-            with autocast(c, world):
-                loss, kinds = measure(model, val, c.eval_batches, pieces=c.grad_accum)
-                return dict(val_loss=loss, kinds=kinds, **numbers_of(metric, model, val))
-
-        def save():
-            "All that a resumed run needs; weights that are not finite are not kept."
-            refuse.weights_not_finite(c, model, totals['step'])
-            log.sync()
-            if world.first:
-                checkpoint.save(c.out_dir, **checkpoint.describe(model), **totals, config=settings,
-                                start=plan.parent and asdict(plan.parent),
-                                optimizers=[o.state_dict() for o in optimizers],
-                                **run.marks_of(data, val))
-            world.wait()
-
-        # ---- the loop
-        tokens_a_step = c.batch_size * c.context
-        if step == 0:
-            log.write(step=0, tokens=0, flops=0, seconds=0, n_layer=len(model.layers),
-                      depth=len(model.unrolled()), **validate(c.metric))
-        batch = get_batch(world, data, plan.at(step))
-        total = world.sum_over_ranks(batch.count)       # its targets, over all processes
-        world.listen()                  # from now on Ctrl-C and SIGTERM wait for the step's end
-        while step < c.steps:
-            now = plan.at(step)
-            events = {}                 # what the log will say of this step beside its loss
-
-            if now.n_layer > len(model.layers):                         # the model grows
-                before = validate()['val_loss']
-                if c.keep_stages:
-                    save()
-                    world.first_does(lambda: checkpoint.keep(c.out_dir, step))
-                wrapped = None          # DDP and its gradients go with the old model
-                # the optimizers become the new model's own
-                model = untie(model, now.growth, optimizers, c.init)
-                world.let_go()          # of the old one's memory
-                wrapped = wrap(world, model)
-                after = validate()['val_loss']
-                events['grown'] = dict(before=before, after=after, origin=now.growth,
-                                       init=settings['init'])
-            elif now.order not in (None, model.order):                  # it begins to loop
-                before = validate()['val_loss']
-                model.order = now.order
-                events['looped'] = dict(before=before, after=validate()['val_loss'])
-
-            # forward and backward; the next batch comes while the GPU is at work
-            began = time.perf_counter()
-            loss = backward(c, world, wrapped, batch, total, step, now.how)
-            # in the optimizers' order: a sum in another one is another in its last bit
-            params = [p for o in optimizers for group in o.param_groups for p in group['params']]
-            norm = torch.nn.utils.clip_grad_norm_(params, c.grad_clip or math.inf)
-            batch = get_batch(world, data, plan.at(step + 1))
-            # Here it waits for the GPU. Over all processes: this step's loss, the targets of the
-            # next batch, and the signal that one of them got (asked; 0 if none).
-            loss, total, asked = world.share(loss, batch.count)
-            norm = norm.item()
-            if not math.isfinite(loss + norm):
-                # The weights are still those before this step. After a growth in it they are not:
-                # a resume would not grow again, and the log would miss it.
-                if not events:
-                    save()
-                refuse.this_step(c, step, loss, norm)
-
-            # update
-            for optimizer in optimizers:
-                for group in optimizer.param_groups:
-                    group['lr'] = group['peak'] * now.lr_fraction
-                optimizer.step()
-                # DDP keeps gradients in buckets of its own: there they become 0
-                optimizer.zero_grad(set_to_none=world.size == 1)
-            step += 1
-
-            # a line of log.jsonl, and of the progress bar
-            took = time.perf_counter() - began
-            step_flops = tokens_a_step * model.flops_per_token(**now.how, context=c.context)
-            usage = world.usage(step_flops, took)       # of the peak, and of the memory
-            totals |= dict(step=step, tokens=step * tokens_a_step,
-                           flops=totals['flops'] + step_flops, seconds=totals['seconds'] + took)
-            if step % c.eval_every == 0 or step == c.steps:
-                events |= validate(c.metric)
-            if events or step % c.log_every == 0:
-                log.write(step=step, tokens=totals['tokens'], flops=totals['flops'],
-                          seconds=round(totals['seconds'], 1), n_layer=len(model.layers),
-                          depth=len(model.unrolled()), lr=c.lr * now.lr_fraction, loss=loss,
-                          grad_norm=norm, tokens_per_s=round(tokens_a_step / took),
-                          passes=round(data[now.data].passes(now.batch + 1), 2),
-                          **usage, **now.how, **events)
-            log.show_step(tokens_a_step / took, usage['mfu'])
-
-            # a checkpoint; and are we asked to stop?
-            keeps = c.keep_every and step % c.keep_every == 0
-            if step % c.save_every == 0 or keeps or step == c.steps or asked:
-                save()
-            if keeps and world.first:
-                checkpoint.keep(c.out_dir, step)
-            if asked:
-                break
-        log.close()
-        run.report(c, world, plan, model, totals)
-        return asked if step < c.steps else 0
+            raise Refused(f'{word} has no value: write {word}=VALUE')
+    for name in words:
+        if plain and typing.get_origin(kinds[name]) is list:
+            values[name], plain = fitted(kinds, name, plain), []
+        elif plain:
+            values[name] = fitted(kinds, name, plain.pop(0))
+    if words and plain:
+        raise Refused(f'{plain[0]} is one word too many')
+    for path in plain:
+        values |= config_file(path, kinds)
+    values |= named
+    for each in fields(cls):
+        if each.name not in values and each.default is each.default_factory is MISSING:
+            raise Refused(f'{each.name}: none is given (--help says more)')
+    return cls(**values)
 
 
-def read_config(argv, cls=Config, tell=None):
-    """Config files, such as config/lidas.py, and then each --name=value, as one Config. If it has
-    too few steps for its warm-up and decay, these become shorter, and `tell` is told."""
-    return cls(**shortened(cls, *by_source(cls, argv), tell))
+def config_file(path, kinds):
+    "{name: value} of a config's settings. What else it imports or defines is its own."
+    file = find(path).resolve()
+    if not file.is_file():
+        there = [f'config/{each.name}' for each in find('config').glob('*.py')]
+        raise Refused(f'there is no config {path}{nearest(path, there)}')
+    tree = ast.parse(file.read_text(encoding='utf-8'), str(file))
+    values = dict(__name__='config', __file__=str(file))
+    with imports_of(file.parent):
+        exec(compile(tree, str(file), 'exec'), values)
+    own = {alias.asname or alias.name for line in tree.body
+           if isinstance(line, (ast.Import, ast.ImportFrom)) for alias in line.names}
+    own |= {name for name, value in values.items()
+            if name.startswith('_') or callable(value) or isinstance(value, types.ModuleType)}
+    return {name: fitted(kinds, name, value, f'{path}: ') for name, value in values.items()
+            if name in kinds or name not in own}
 
 
-def main(argv):
-    with refuse.what_does_not_fit():
-        stopped = train(read_config(argv, tell=say))
-    if stopped:         # make or a scheduler must not take the run for finished
-        raise SystemExit(128 + stopped)
+@contextlib.contextmanager
+def imports_of(folder):
+    """In here a config can import the files beside it, and the seven files of this book by their
+    names, which in an installed package are nanodepth.model and so on."""
+    package = __name__.rpartition('train')[0]           # 'nanodepth.', or nothing
+    book = {name: sys.modules.get(package + name)
+            for name in ('model', 'loop', 'grow', 'retrofit', 'wrapper', 'probe', 'train')}
+    beside = {path.stem for path in folder.glob('*.py')}
+    before = {name: sys.modules.pop(name, None) for name in beside | book.keys()}
+    sys.modules.update({name: module for name, module in book.items() if module})
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        for name, module in before.items():
+            sys.modules.pop(name, None)
+            if module:
+                sys.modules[name] = module
+
+
+def choices(kind):
+    "The kinds of value that a field may have: of int | None, both."
+    is_union = typing.get_origin(kind) in (types.UnionType, typing.Union)
+    return typing.get_args(kind) if is_union else (kind,)
+
+
+def fitted(kinds, name, value, where=''):
+    "The value as its field's kind, or a line that says what it must be."
+    if name not in kinds:
+        raise Refused(f'{where}{name} is no setting{nearest(name, kinds)}')
+    with contextlib.suppress(ValueError):
+        return fit(value, kinds[name])
+    allowed = [str(word) for kind in choices(kinds[name]) for word in
+               (typing.get_args(kind) if typing.get_origin(kind) is Literal else
+                [inspect.formatannotation(kind).removeprefix('collections.abc.')])]
+    raise Refused(f'{where}{name}={value} must be {" or ".join(allowed)}{nearest(value, allowed)}')
+
+
+def nearest(name, names):
+    near = difflib.get_close_matches(str(name), names, 1)
+    return f'; did you mean {near[0]}?' if near else ''
+
+
+def fit(value, kind):
+    "The value, which on a command line is a text, as this kind, or a ValueError."
+    origin, inside, text = typing.get_origin(kind) or kind, typing.get_args(kind), str(value)
+    if len(choices(kind)) > 1:              # the first that it fits; a text fits last
+        for each in sorted(inside, key=lambda each: each is str):
+            # of str | list[str], only a text with a comma is a list
+            if value != text or ',' in text or typing.get_origin(each) is not list:
+                with contextlib.suppress(ValueError, TypeError):
+                    return fit(value, each)
+        raise ValueError
+    if origin is Literal:
+        return inside[list(map(str, inside)).index(text)]
+    if origin in (list, tuple):
+        items = value.split(',') if value == text else value
+        return origin(fit(item, inside[0]) for item in items if item != '')
+    if origin is dict:
+        return {str(name): fit(item, inside[1]) for name, item in dict(value).items()}
+    if kind in (Callable, Step) and isinstance(value, kind):
+        return value
+    if kind is types.NoneType and text.lower() == 'none':
+        return None
+    is_plain = isinstance(value, (str, int, float, np.number, Path))
+    if kind in (Callable, Step, types.NoneType) or not is_plain:
+        raise ValueError
+    if kind is bool:
+        return bool(['false', 'true'].index(text.lower()))
+    if kind is int and float(text).is_integer() and not text.lstrip('-').isdigit():
+        text = str(int(float(text)))                            # 1e3
+    return kind(os.path.expanduser(text) if text.startswith('~/') else text)
+
+
+def find(path):
+    "A config or data: in the current folder, else beside this file."
+    beside = Path(__file__).resolve().parent / path
+    return beside if beside.exists() and not Path(path).exists() else Path(path)
 
 
 if __name__ == '__main__':
-    from nanodepth.__main__ import main as nanodepth
-    nanodepth('train')
+    sys.modules['train'] = sys.modules['__main__']      # for configs, which may import it
+    try:
+        if '--dry_run' in sys.argv:
+            raise Refused('--dry_run is nanodepth train\'s, which says what a run would cost')
+        stopped = train(read(Config, sys.argv[1:]))
+    except Refused as error:
+        sys.exit(f'train: {error}' if which_process()[0] == 0 else 1)
+    except torch.OutOfMemoryError:
+        sys.exit('train: the GPU has too little memory for a step: compute it in more pieces by a '
+                 'higher --grad_accum (the result is the same), or in fewer rows by --batch_size')
+    if stopped:             # make or a scheduler must not take it for finished
+        sys.exit(128 + stopped)

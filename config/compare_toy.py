@@ -8,8 +8,8 @@ from nanodepth import probe
 from nanodepth.model import steps_in
 from nanodepth.commands.probe import examples
 from nanodepth.report.tables import mean
-from nanodepth.text.loader import Loader
-from nanodepth.training.measure import measure
+from nanodepth.scoring.measure import measure
+from nanodepth.text.loader import Rows
 
 rows = 'docs/results/table/page.csv'
 seeds = '8'
@@ -49,7 +49,7 @@ def metric(model, loader):
     how much more directly a block's second layer depends on each earlier layer."""
     if steps_in(model.order) or len(model.order) != 8:
         return {}
-    val = Loader('data/toy', 32, 64, split='val', seed=1)
+    val = Rows('data/toy', 32, 64, seed=1)
     tokens = examples(val, 20, None)
     norms = probe.residual_norms(model, tokens)
     share = norms['attn share'].tolist()

@@ -4,7 +4,7 @@
 seeds, it ended at 0.933 nats a byte of text, and followed four aliases and three. --grow=midas is
 the other way of growing.
 """
-from nanodepth.config.gpu_baseline import *  # noqa: F403
+from gpu_baseline import *  # noqa: F403
 
 out_dir = 'out/gpu_lidas'
 grow = 'lidas'

@@ -3,7 +3,7 @@
 Trained on deeper chains (depth 0 to 5) than the baseline knows (0 to 3):
 
     python train.py config/baseline.py
-    nanodepth cut out/baseline 2-2-2
+    python retrofit.py out/baseline 2-2-2
     python data/toy/prepare.py --depths=6 --out=data/toy_deep
     python train.py config/retrofit.py
 
@@ -18,5 +18,5 @@ recurrence = 4
 curriculum = 0.25
 steps = 150
 warmup_steps = 10
-decay_steps = 30
+decay_steps = 0.2
 lr = 2e-3

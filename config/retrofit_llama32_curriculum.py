@@ -5,7 +5,7 @@ As its authors' scripts have it, but for docs/FIGURES.md's "Differs"; --curricul
 --fresh --untie_head --layers=0,1/10,11,12,13/14,15 --recurrence=32 --out=out/llama32_2-4-2. Not run
 here.
 """
-from nanodepth.config.retrofit_tinyllama import *
+from retrofit_tinyllama import *  # noqa: F403
 
 out_dir = 'out/retrofit_llama32_curriculum'
 init_from = 'out/llama32_2-4-2'

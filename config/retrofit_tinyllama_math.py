@@ -6,7 +6,7 @@ the others. First: python data/math/prepare.py retrofit_math --tokens=53B
 37.7, 37.9 (mean 4), 5.6, 24.2, 39.7, 45.3, 44.7, 45.0 (mean 32). The partner is
 retrofit_tinyllama_math_dense (26.6; docs/FIGURES.md has the command).
 """
-from nanodepth.config.retrofit_tinyllama import *
+from retrofit_tinyllama import *  # noqa: F403
 
 out_dir = 'out/retrofit_tinyllama_math'
 data = 'data/math/retrofit_math'
@@ -14,4 +14,4 @@ recurrence = 4
 curriculum = 0.75
 curriculum_shape = '1-sqrt'
 steps = 50_000
-decay_steps = 30_000        # 60% of the steps
+decay_steps = 0.6

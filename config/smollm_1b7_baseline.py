@@ -5,7 +5,7 @@ python data/smollm/prepare.py --tokens=419B. Then: torchrun --standalone --nproc
 config/smollm_1b7_baseline.py; what it costs: --dry_run. Not run here. The paper ends at a held-out
 loss of 1.96 ("From Growing to Looping", Table 1).
 """
-from nanodepth.config.smollm_360m_baseline import *  # noqa: F403
+from smollm_360m_baseline import *  # noqa: F403
 
 out_dir = 'out/smollm_1b7_baseline'
 n_layer = 24                # the shape: Table 2

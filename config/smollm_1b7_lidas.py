@@ -4,7 +4,7 @@
 section 3.1 and appendix A: PROP-1 over the first 170,000 steps. Not run here.
 The paper ends at a held-out loss of 1.96 ("From Growing to Looping", Table 1).
 """
-from nanodepth.config.smollm_1b7_baseline import *  # noqa: F403
+from smollm_1b7_baseline import *  # noqa: F403
 
 out_dir = 'out/smollm_1b7_lidas'
 grow = 'lidas'

@@ -7,20 +7,20 @@ loss of 2.18 ("From Growing to Looping", Table 1).
 """
 out_dir = 'out/smollm_360m_baseline'
 data = 'data/smollm'
+vocab_size = 49_152         # cosmo2
 n_layer = 32                 # the shape: Table 2
 n_embd = 960
 n_head = 15
 n_kv_head = 5
 head_dim = 64
 ffn_dim = 2560
-vocab_size = 49_152         # cosmo2
 tie_embeddings = True
 context = 2048
 batch_size = 512            # 2^20 tokens a step
 grad_accum = 4              # 16 sequences at once on each of 8 GPUs
 steps = 200_000             # 170,000 with the rate constant, 30,000 of decay: appendix A
-warmup_steps = 2_000
-decay_steps = 30_000
+warmup_steps = 0.01
+decay_steps = 0.15
 optimizer = 'adamw'         # its betas are not given: ours are 0.9 and 0.95
 lr = 3e-3
 weight_decay = 0.01

@@ -4,7 +4,7 @@
 section 3.1 and appendix A: PROP-1 over the first 170,000 steps. Not run here.
 The paper ends at a held-out loss of 2.16 ("From Growing to Looping", Table 1).
 """
-from nanodepth.config.smollm_360m_baseline import *  # noqa: F403
+from smollm_360m_baseline import *  # noqa: F403
 
 out_dir = 'out/smollm_360m_lidas'
 grow = 'lidas'

@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import random
+import signal
 import socket
 import sys
 import tempfile
@@ -30,14 +31,13 @@ from matplotlib.figure import Figure  # noqa: E402
 from nanodepth.__main__ import main as nanodepth  # noqa: E402
 from nanodepth.text.loader import write_dataset  # noqa: E402
 from nanodepth.text.tokenizer import write_tokenizer  # noqa: E402
-from nanodepth.models import checkpoint  # noqa: E402
 from nanodepth.commands.cost import planned  # noqa: E402
 from nanodepth.model import LM, ModelConfig  # noqa: E402
 # these take `show` by its name, and so before it is replaced
 from nanodepth.commands import evaluate, plot as plot_command, probe  # noqa: E402
+from nanodepth import train  # noqa: E402
 from nanodepth.report import plot  # noqa: E402
-from nanodepth.commands.train import read_config  # noqa: E402
-from nanodepth.train import Config  # noqa: E402
+from nanodepth.train import Config, read, save  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -51,8 +51,10 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True)
 def no_pictures(request, monkeypatch):
+    monkeypatch.setattr(train, 'backward', train.backward)      # what `at_step` changes ends here
     if 'pictures' not in request.fixturenames:
         monkeypatch.setattr(plot, 'show', lambda *_: None)
+        monkeypatch.setattr(train, 'draw', lambda *_: None)
         monkeypatch.setattr(Figure, 'savefig', lambda self, file, **_: file.write(b'not rendered'))
 
 
@@ -75,7 +77,7 @@ def rank_of(rank, ranks, port, said, argv, before):
                       LOCAL_WORLD_SIZE=str(ranks), MASTER_ADDR='127.0.0.1',
                       MASTER_PORT=str(port))
     torch.set_num_threads(1)
-    plot.show = lambda *_: None
+    train.draw = lambda *_: None
     if before:
         before()
     nanodepth('train', argv)
@@ -197,7 +199,7 @@ def no_look_around(monkeypatch):
 
 def planned_flops(*argv):
     "The training FLOPs a token that a run's plan adds up to, over its steps."
-    c = read_config(list(map(str, argv)))
+    c = read(Config, list(map(str, argv)))
     return planned(c) // (c.batch_size * c.context)
 
 
@@ -219,12 +221,31 @@ def config(data, tmp_path):
 def save_run(folder, model, data=None, **more):
     "A folder as train.py leaves it, with a model that reads bytes; NAME-3 was trained with seed 3."
     config = dict(data=[str(data)], batch_size=4, context=16) if data else {}
-    checkpoint.save(folder, **checkpoint.describe(model), **dict(config=config, step=3, flops=0,
-                                                                 optimizers=[]) | more)
+    folder.mkdir(parents=True, exist_ok=True)
+    save(folder, model, [], **dict(config=config, step=3, flops=0) | more)
     name, _, seed = folder.name.rpartition('-')
     said = dict(config=dict(seed=int(seed))) if name and seed.isdecimal() else {}
     (folder / 'run.json').write_text(json.dumps(dict(tokenizer='bytes') | said))
     return str(folder)
+
+
+def at_step(step, act):
+    "The loss of a step, which counts from 1 and from now on, becomes act(loss)."
+    backward, calls = train.backward, []
+
+    def changed(*args):
+        calls.append(1)
+        loss = backward(*args)
+        return act(loss) if len(calls) == step else loss
+    train.backward = changed
+
+
+def stop_at(step, number=signal.SIGTERM):
+    "A signal for this process in the middle of a step."
+    def stop(loss):
+        os.kill(os.getpid(), number)
+        return loss
+    at_step(step, stop)
 
 
 def log_of(config):
@@ -232,8 +253,14 @@ def log_of(config):
             for line in (Path(config.out_dir) / 'log.jsonl').read_text().splitlines()]
 
 
+def state_of(path):
+    "All that a checkpoint's file holds; path: the file, its folder or a run's config."
+    path = Path(getattr(path, 'out_dir', path))
+    return torch.load(path if path.suffix == '.pt' else path / 'ckpt.pt', weights_only=True)
+
+
 def weights_of(config):
-    return checkpoint.load(config.out_dir)['model']
+    return state_of(config)['model']
 
 
 def logits(model, tokens):

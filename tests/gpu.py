@@ -6,7 +6,7 @@ Usage:
     python tests/gpu.py             # make gpu_test: needs a GPU, and toy data
     python tests/gpu.py --tiny      # on a CPU, to try the file itself
 """
-import functools
+import gc
 import os
 import signal
 import sys
@@ -24,9 +24,7 @@ from nanodepth.commands import cut  # noqa: E402
 from nanodepth.grow import lidas, untie  # noqa: E402
 from nanodepth.model import LM, ModelConfig  # noqa: E402
 from nanodepth.report.logs import growths, read_log  # noqa: E402
-from nanodepth.training.optimizers import make_optimizers  # noqa: E402
-from nanodepth.training.processes import World  # noqa: E402
-from nanodepth.train import read_config, train, wrap  # noqa: E402
+from nanodepth.train import Config, machine, make_optimizers, read, train, wrap  # noqa: E402
 
 TINY = '--tiny' in sys.argv
 OUT = Path(tempfile.mkdtemp(prefix='gpu-test-'))
@@ -42,7 +40,7 @@ def run(name, **settings):
     given = RUN | dict(out_dir=OUT / name) | settings
     if 'init_from' in given:        # the checkpoint decides the shape
         given = {key: value for key, value in given.items() if key not in (*SHAPE, 'head_dim')}
-    train(read_config([f'--{key}={value}' for key, value in given.items()]))
+    train(read(Config, [f'--{key}={value}' for key, value in given.items()]))
     return read_log(OUT / name)
 
 
@@ -104,17 +102,18 @@ def a_core_that_runs_r_times():
 def memory_after_a_growth():
     if TINY:
         return 'needs a GPU'
-    config = read_config([f'--{key}={value}' for key, value in RUN.items()] + ['--compile=true'])
+    config = read(Config, [f'--{key}={value}' for key, value in RUN.items()] + [
+        '--device=cuda', '--compile=true', f'--out_dir={OUT / "memory"}'])
     shape = {key: RUN[key] for key in (*SHAPE, 'context', 'head_dim')}
     held = []
-    with World('cuda', True) as world:
+    with machine(config) as here:
         for grows in (False, True):
-            model = LM(ModelConfig(**shape | (dict(n_layer=4) if grows else {}))).to(world.device)
+            model = LM(ModelConfig(**shape | (dict(n_layer=4) if grows else {}))).to(here.device)
             optimizers = make_optimizers(model, config)
             for _ in range(1 + grows):
-                wrapped = wrap(world, model)
-                x = torch.randint(1000, (8, RUN['context']), device=world.device)
-                with torch.autocast('cuda', torch.bfloat16):
+                wrapped = wrap(here, model)
+                x = torch.randint(1000, (8, RUN['context']), device=here.device)
+                with here.autocast():
                     wrapped(x, x).backward()
                 for optimizer in optimizers:
                     optimizer.step()
@@ -123,10 +122,11 @@ def memory_after_a_growth():
                     wrapped = None
                     model = untie(model, lidas(4, 4), optimizers)
             wrapped = None
-            world.let_go()
+            gc.collect()
+            torch.cuda.empty_cache()
             held.append(torch.cuda.memory_allocated())
             model = optimizers = optimizer = None
-            world.let_go()
+            gc.collect()
     fresh, grown = held
     assert grown < fresh * 1.05
     return f'{grown / 1e6:.0f} MB, and {fresh / 1e6:.0f} MB where all layers are there from step 0'

@@ -13,14 +13,13 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, refused
+from conftest import ROOT, refused, state_of
 from scipy import stats
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import compare
 from nanodepth.commands.arms import Arms
 from nanodepth.commands.cost import planned
-from nanodepth.commands.train import read_config
 from nanodepth.common.errors import Refused
 from nanodepth.models import checkpoint
 from nanodepth.report.contrasts import Contrast, in_words, p_beyond, t_around
@@ -28,6 +27,7 @@ from nanodepth.report.logs import read_log
 from nanodepth.report.tables import read_rows, where
 from nanodepth.scoring.scores import Asked, Subject
 from nanodepth.scoring.way import Way
+from nanodepth.train import Config, read
 
 SMALL = ('--n_embd=16 --n_head=2 --head_dim=8 --context=96 --batch_size=2 --steps=24 '
          '--eval_every=12 --eval_batches=1')
@@ -85,11 +85,11 @@ def test_a_partner_has_the_flops_and_a_cool_down_in_proportion(grown, tmp_path):
     assert 'plain, FLOPs of half' in arms and len(arms) == 7
     short = Arms(dict(a='config/baseline.py', b='a --n_layer=1 --loop=1 --steps=70'), tmp_path,
                  partners=True)         # its warm-up of 50 would not fit into so few steps
-    config = read_config(short.argv('a, FLOPs of b', 0))
+    config = read(Config, short.argv('a, FLOPs of b', 0))
     assert (config.steps, config.warmup_steps, config.decay_steps) == (10, 0, 2)
     both = Arms(dict(a='config/baseline.py --steps=150', b='a --grow=lidas'), tmp_path,
                 partners=True)          # the warm-up of the config would fit, that of the arm is 12
-    config = read_config(both.argv('a, FLOPs of b', 0))
+    config = read(Config, both.argv('a, FLOPs of b', 0))
     assert (config.steps, config.warmup_steps, config.decay_steps) == (120, 12, 24)
 
 
@@ -100,23 +100,22 @@ def test_what_a_model_begins_from_counts(data, tmp_path):
     arms = Arms(lines, tmp_path, [*SMALL.split(), f'--data={data}', '--device=cpu'], partners=True)
     for name in ('plain', 'cut'):
         nanodepth(arms[name].command, arms.argv(name, 0))
-    own = planned(read_config(arms.argv('core', 0)))
-    before = checkpoint.cost_of(checkpoint.load(tmp_path / 'plain-0'))
+    own = planned(read(Config, arms.argv('core', 0)))
+    before = checkpoint.cost_of(state_of(tmp_path / 'plain-0'))
     assert arms.total('core', 0) == own + before
     assert arms.total('plain, FLOPs of core', 0) == pytest.approx(own + before, rel=0.03)
-    assert planned(read_config(arms.argv('same', 0))) == pytest.approx(own, rel=0.05)
+    assert planned(read(Config, arms.argv('same', 0))) == pytest.approx(own, rel=0.05)
 
 
 @pytest.mark.parametrize('lines, said', [
-    (dict(a=BASE, b='a --n_layer=0'), '--n_layer=0 must be at least 1'),
+    (dict(a=BASE, b='a --n_layers=4'), '--n_layers is no setting; did you mean n_layer?'),
     (dict(a=BASE, b='aa --lr=1'), "b: 'aa' is no config, arm or command; did you mean 'a'?"),
     (dict(a=BASE, b='cut {plain} 1-1-1'), 'b: there is no arm plain'),
     (dict(a=BASE, b='c --lr=1', c='b --lr=2'), 'is a variant of itself'),
     (dict(a=BASE, b='a --flops=c', c='a --flops=b'), 'b, c: each needs another one of these'),
     (dict(a=BASE, b='a --data=nowhere'), 'b: there is no dataset at nowhere'),
     (dict(a=BASE, b='a --n_layer=8 --n_embd=2048 --head_dim=128 --flops=c',
-          c='a --n_embd=16 --head_dim=4 --steps=1'), 'b: the FLOPs of c pay for less than a step'),
-    (dict(a=BASE, b='a --warmup_steps=900'), 'b: warmup_steps=900')])
+          c='a --n_embd=16 --head_dim=4 --steps=1'), 'b: the FLOPs of c pay for less than a step')])
 def test_what_cannot_be_compared_is_refused_before_a_run(lines, said, tmp_path):
     with pytest.raises(Refused, match=re.escape(said)):
         Arms(lines, tmp_path, partners=True)
@@ -226,8 +225,8 @@ def test_sigterm_ends_the_run_in_hand_at_its_step_and_the_next_call_goes_on(data
         time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 130 and not (tmp_path / 'c/rows.csv').exists()
-    step = checkpoint.load(log.parent)['step']
-    assert 4 <= step < 4000 and 'stopped at step' in (tmp_path / f'c/{log.parent.name}.txt'
+    step = state_of(log.parent)['step']
+    assert 4 <= step < 4000 and 'stopped after step' in (tmp_path / f'c/{log.parent.name}.txt'
                                                       ).read_text()
 
 

@@ -9,12 +9,9 @@ import torch
 from conftest import ROOT
 
 from nanodepth.commands.cost import empty, planned
-from nanodepth.training.optimizers import make_optimizers
-from nanodepth.train import Plan
 from nanodepth.grow import GROWTH, double, growth_plan, lidas, midas, prop_schedule, stack, untie
 from nanodepth.model import Refused
-from nanodepth.commands.train import read_config
-from nanodepth.train import Config
+from nanodepth.train import Config, make_optimizers, read, stages
 
 
 def test_origins_of_the_papers_stages():
@@ -75,10 +72,10 @@ def test_tied_gradients_are_the_sums_of_the_untied_ones(tiny):
                                atol=1e-12)
 
 
-@pytest.mark.parametrize('kind', ['muon', 'adamw', 'adamw_star'])
+@pytest.mark.parametrize('kind', ['--optimizer=muon', '--optimizer=adamw', 'config/adamw_star.py'])
 def test_every_copy_has_its_sources_optimizer_state_and_shares_nothing(tiny, kind):
     model, order = tiny(), [0, 1, 2, 1, 2, 3]
-    optimizers = make_optimizers(model, Config(optimizer=kind, lr=1e-2))
+    optimizers = make_optimizers(model, read(Config, [kind, '--lr=1e-2']))
     tokens = torch.randint(50, (2, 9))
     for _ in range(3):
         model(tokens, tokens).backward()
@@ -116,12 +113,12 @@ def test_every_copy_has_its_sources_optimizer_state_and_shares_nothing(tiny, kin
      [8095, 16190, 24285, 32380, 40476, 48574])])
 def test_table_7_comes_out_of_the_configs_to_the_last_digit(grows, ordinary, parameters, grown,
                                                             full, lengths):
-    run, deep = (read_config([f'config/smollm_{name}.py']) for name in (grows, ordinary))
+    run, deep = (read(Config, [f'config/smollm_{name}.py']) for name in (grows, ordinary))
     assert empty(run, run.n_layer).num_params() == parameters
     assert round(planned(run) / 1e15, 3) == grown and round(planned(deep) / 1e15, 3) == full
     assert prop_schedule(170_000, len(lengths)) == lengths
     starts = [sum(lengths[:i]) for i in range(len(lengths))]
-    assert [first for first, _ in Plan(run).stages] == starts
+    assert [first for first, *_ in stages(run)] == starts
 
 
 def test_schedules_by_hand():
@@ -149,7 +146,7 @@ def test_schedules_by_hand():
 
 
 def test_the_isoflops_baseline_costs_what_lidas_costs():
-    lidas, baseline = (read_config([f'config/{name}.py', '--vocab_size=257'])
+    lidas, baseline = (read(Config, [f'config/{name}.py', '--vocab_size=257'])
                        for name in ('lidas', 'baseline'))
     shorter = dataclasses.replace(baseline, steps=482)          # as docs/FIGURES.md says
     assert abs(planned(shorter) - planned(lidas)) <= planned(baseline) / baseline.steps / 2

@@ -20,6 +20,7 @@ from families import LLAMA3, tiny as family
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import export
+from nanodepth.commands.train import open_parent
 from nanodepth.common.errors import Refused
 from nanodepth.grow import untie
 from nanodepth.models.checkpoint import load_model, open_any
@@ -477,7 +478,7 @@ def test_no_stranger_is_asked_in(tmp_path, monkeypatch, tiny, capsys):
 def test_an_export_keeps_what_was_trained_and_says_how_near_it_came(config, tiny, tmp_path, capsys):
     save_hf(tiny(vocab_size=257).bfloat16(), tmp_path / 'hf', tokenizer='bytes')
     c = config(init_from=str(tmp_path / 'hf'))
-    train(c)
+    train(c, open_parent)
     nanodepth('export', [c.out_dir, str(tmp_path / 'out')])
     assert capsys.readouterr().out.rstrip().splitlines()[-1].startswith(
         f'{tmp_path / "out"} was opened again: the logits of 16 tokens differ by at most 0, and')

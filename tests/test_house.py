@@ -6,14 +6,12 @@ they are written, and what the course quotes stands in the files; every link and
 """
 import ast
 import contextlib
-import importlib
 import io
 import re
 import runpy
 import shutil
 import subprocess
 import sys
-import typing
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,15 +21,14 @@ from conftest import ROOT, save_run
 
 from nanodepth import BOOK
 from nanodepth.__main__ import COMMANDS, main
-from nanodepth.common import options
 from nanodepth.grow import untie
 from nanodepth.models.checkpoint import load_model
 from nanodepth.retrofit import Core, recurrent_by_hand
 from nanodepth.wrapper import looped_by_hand
 
-FLOORS = [['model', 'loop', 'grow', 'retrofit', 'wrapper', 'probe'], ['common'], ['report'],
-          ['text'], ['looping'], ['models'], ['training'], ['scoring', 'train'], ['commands'],
-          ['extras'], ['__main__']]
+FLOORS = [['model', 'loop', 'grow', 'retrofit', 'wrapper', 'probe', 'train'], ['common'],
+          ['report'], ['text'], ['looping'], ['models'], ['scoring'], ['commands'], ['extras'],
+          ['__main__']]
 FLOOR = {room: i for i, rooms in enumerate(FLOORS) for room in rooms}
 PACKAGE = ROOT / 'nanodepth'
 IDEA_FILES = {f'nanodepth.{path.stem}': path for path in sorted(ROOT.glob('*.py'))}
@@ -67,7 +64,7 @@ def test_rooms_are_no_larger_than_agreed():
     "Whoever needs more writes the higher number into docs/HOUSE.md, and in the commit what left."
     text = (ROOT / 'docs/HOUSE.md').read_text()
     agreed = re.findall(r'^\| ([\w, /.]+) \| ([\d,]+) \|$', text, re.M)
-    assert len(agreed) == 12
+    assert len(agreed) == 11
     for name, most in agreed:
         files = IDEA_FILES.values()
         if name != 'the seven':
@@ -89,14 +86,17 @@ def test_imports_go_down():
             assert floor(other) <= floor(name), f'{name} imports {other}, which stands above it'
 
 
-def test_the_six_lean_on_torch_and_on_each_other_alone():
-    for name in {*BOOK} - {'train'}:
+def test_the_seven_lean_on_four_packages_and_on_each_other_alone():
+    for name in BOOK:
         tree = ast.parse((ROOT / f'{name}.py').read_text())
+        at_once = {*BOOK, 'torch', 'numpy', 'tqdm', *sys.stdlib_module_names}
         for node in ast.walk(tree):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) else []
             for other in {each.partition('.')[0] for each in names}:
-                assert other in {*BOOK, 'torch', *sys.stdlib_module_names}, f'{name}: {other}'
+                # of a picture and an online log, only where they are asked for
+                assert other in at_once or node not in tree.body and other in (
+                    'matplotlib', 'wandb'), f'{name}: {other}'
 
 
 def test_no_circle():
@@ -304,18 +304,3 @@ def test_links_and_pictures_resolve():
             assert '://' in target or deleted or (path.parent / target).exists(), (
                 f'{path.name}: {target}')
             assert not alt.startswith('!') or len(alt) > 40, f'{path.name}: {target} has no text'
-
-
-def test_every_number_in_a_config_or_an_option_has_its_bounds():
-    free = {'seed', 'grow_alpha', 'alpha', 'alphas', 'weights', 'tol'}
-    modules = [f'nanodepth.commands.{path.stem}' for path in (ROOT / 'nanodepth/commands').glob(
-        '*.py')] + ['nanodepth.train', 'nanodepth.commands.cost', 'nanodepth.text.corpus']
-    found = [vars(importlib.import_module(name)) for name in modules]
-    found += [runpy.run_path(str(path)) for path in (ROOT / 'data').glob('*/prepare.py')]
-    for names in found:
-        for kind in filter(None, map(names.get, ('Config', 'Options'))):
-            for name, hint in typing.get_type_hints(kind).items():
-                inside = [part for choice in options.choices_of(hint)
-                          for part in (choice, *typing.get_args(choice))]
-                if int in inside or float in inside:
-                    assert name in free | {*options.AT_LEAST} | {*options.SHARES}, (kind, name)

@@ -15,10 +15,10 @@ from nanodepth.grow import untie
 from nanodepth.loop import running
 from nanodepth.looping.patch import looped
 from nanodepth.model import Refused, Step, seen, unrolled
-from nanodepth.models import checkpoint
 from nanodepth.models.orders import in_order
 from nanodepth.probe import depth_score, future_effects, order_sweep, skip_blocks
 from nanodepth.retrofit import Core, core_of, new_adapter, parts_of, surgery
+from nanodepth.train import load, save
 from nanodepth.wrapper import Window, naive, rk
 
 TOKENS = torch.randint(50, (3, 12), generator=torch.Generator().manual_seed(0))
@@ -74,8 +74,8 @@ def test_a_plain_step_is_as_if_it_were_not_there(six):
     assert six.unrolled(order) == plain
     assert torch.equal(six(TOKENS, order=order), six(TOKENS, order=plain))
     (logits, cache), (plain_logits, plain_cache) = in_pieces(six, order), in_pieces(six, plain)
-    assert torch.equal(logits, plain_logits) and [*cache] == [*plain_cache] == [*range(6)]
-    for d in cache:
+    assert torch.equal(logits, plain_logits) and [*cache] == ['layers', *range(6)]
+    for d in range(6):
         assert torch.equal(cache[d][0], plain_cache[d][0])
         assert torch.equal(cache[d][1], plain_cache[d][1])
     assert six.flops_per_token(order) == six.flops_per_token(plain)
@@ -99,7 +99,7 @@ def test_a_step_of_ones_own_is_the_order_that_it_unrolls_to(six):
     assert six.flops_per_token(order) == six.flops_per_token(by_hand)
     logits, cache = in_pieces(six, order)
     torch.testing.assert_close(logits, whole, rtol=1e-4, atol=1e-4)
-    assert [*cache] == [*range(11)] and seen(cache, 10) == 12
+    assert [*cache] == ['layers', *range(11)] and seen(cache, 10) == 12
     slow = TOKENS
     for _ in range(5):
         slow = torch.cat((slow, six(slow, order=by_hand)[:, -1:].argmax(-1)), 1)
@@ -107,23 +107,6 @@ def test_a_step_of_ones_own_is_the_order_that_it_unrolls_to(six):
     grown = untie(six, [0, Again([1, 2]), 2, 5])        # layers of a Step's own: each item once
     assert len(grown.layers) == 5 and grown.unrolled() == [0, 1, 2, 1, 2, 3, 4]
     assert torch.equal(grown(TOKENS), six(TOKENS, order=[0, 1, 2, 1, 2, 2, 5]))
-
-
-@torch.no_grad()
-def test_a_step_of_ones_own_is_opened_by_who_brings_its_class(six, tmp_path):
-    six.order = [0, Again([1, Step([2])]), 5]
-    saved = checkpoint.describe(six)
-    with pytest.raises(Refused, match='has a Step Again: --classes=FILE.py'):
-        checkpoint.build_model(saved, tmp_path)
-    opened = checkpoint.build_model(saved, tmp_path, classes=[Again])
-    assert torch.equal(opened(TOKENS), six(TOKENS)) and opened.unrolled() == six.unrolled()
-    (tmp_path / 'mine.py').write_text('from nanodepth.model import Step\n\n\n'
-                                      'class Again(Step):\n    "Its items once."\n')
-    mine = checkpoint.build_model(saved, tmp_path, classes=tmp_path / 'mine.py')
-    assert mine.unrolled() == [0, 1, 2, 5]
-    six.order = [0, type('Window', (Step,), {})([1])]
-    with pytest.raises(Refused, match='is not the Window that a checkpoint knows'):
-        checkpoint.describe(six)
 
 
 def test_a_core_in_a_model_without_an_adapter_is_an_error(six):
@@ -174,7 +157,8 @@ def test_a_window_in_a_core(six, tmp_path):
         x = model.run(model.adapter(torch.cat((s, e), -1)), [2], depth=2 + 2 * i)
         s = half_steps(lambda x: model.run(x, [3], depth=3 + 2 * i), x)
     assert torch.equal(last_two(model, s, 8), model(TOKENS)) and len(model.unrolled()) == 10
-    opened = checkpoint.build_model(checkpoint.describe(model), tmp_path)
+    save(tmp_path, model, [])
+    opened, _ = load(tmp_path)
     assert str(opened.order) == str(model.order) == (
         "[0, 1, Core([2, Window([3], 'rk', K=2)], r=3), 4, 5]")
     assert torch.equal(opened(TOKENS), model(TOKENS))
@@ -336,7 +320,8 @@ def test_an_adapter_stays_with_a_model_whose_order_has_no_core(six, tmp_path):
     six.order, six.adapter = [0, 1, Core([2, 3], r=2), 4, 5], new_adapter(32, 'linear')
     with_core = six(TOKENS)
     six.order = [*range(6)]
-    opened = checkpoint.build_model(checkpoint.describe(six), tmp_path)
+    save(tmp_path, six, [])
+    opened, _ = load(tmp_path)
     assert torch.equal(opened(TOKENS), plain)
     opened.order = [0, 1, Core([2, 3], r=2), 4, 5]
     assert torch.equal(opened(TOKENS), with_core)

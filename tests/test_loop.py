@@ -1,15 +1,15 @@
 "loop.py: the same layers several times, in an order that has a notation."
 import pytest
 import torch
-from conftest import log_of, same, weights_of
+from conftest import log_of, same, state_of, weights_of
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common.errors import Refused
-from nanodepth.models.checkpoint import load, load_model
+from nanodepth.models.checkpoint import load_model
 from nanodepth.loop import fit_loop, parse_loop, repeat_block, running
 from nanodepth.model import LM, ModelConfig
 from nanodepth.scoring.way import format_loop
-from nanodepth.train import Config, Plan, train
+from nanodepth.train import Config, plan, train
 
 
 def test_by_hand():
@@ -74,17 +74,17 @@ def test_an_untied_loop_is_trained_on_with_layers_of_its_own(config, tmp_path):
     c, cut = config(**LOOPED), str(tmp_path / 'untied')
     train(c)
     nanodepth('cut', [c.out_dir, '--untie', f'--out={cut}'])
-    with pytest.raises(Refused, match='holds weights without their optimizers, .* --init_from='):
+    with pytest.raises(Refused, match='weights without their optimizers: start .* --init_from='):
         train(config('untied', **LOOPED))
     free = config('free', init_from=cut, warmup_steps=0)
     train(free)
     tokens, layers = torch.arange(9)[None], load_model(free.out_dir).layers
     assert torch.equal(load_model(cut)(tokens), load_model(c.out_dir)(tokens)) and len(layers) == 4
     assert not any(map(torch.equal, layers[1].parameters(), layers[2].parameters()))
-    assert load(free.out_dir)['inherited_flops'] == load(c.out_dir)['flops'] > 0
+    assert state_of(free)['inherited_flops'] == state_of(c)['flops'] > 0
 
 
 def test_cooldown_data_counts_from_its_first_step():
-    plan = Plan(Config(steps=12, warmup_steps=2, decay_steps=4, cooldown_data='other'))
-    assert [(now.data, now.batch) for now in map(plan.at, (0, 7, 8, 11))] == [
+    c = Config(steps=12, warmup_steps=2, decay_steps=4, cooldown_data='other')
+    assert [(now.data, now.batch) for now in (plan(c, step) for step in (0, 7, 8, 11))] == [
         ('data', 0), ('data', 7), ('cooldown_data', 0), ('cooldown_data', 3)]

@@ -6,14 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import write_noise
 
-from nanodepth.common import losses as losses_file
 from nanodepth.grow import untie
 from nanodepth.model import LM, ModelConfig, Refused, seen
-from nanodepth.text.loader import Loader
-from nanodepth.training import measure as measure_file
-from nanodepth.training.measure import losses_of
+from nanodepth.scoring import measure
+from nanodepth.train import losses_of
 
 
 def tokens_of(model, B=2, T=10, seed=0):
@@ -133,8 +130,10 @@ def test_cached_logits_and_generation_equal_uncached(tiny, order, fields):
     for piece in tokens.split([3, 1, 4, 1, 1], dim=1):
         steps.append(model(piece, order=order, cache=cache))
     torch.testing.assert_close(torch.cat(steps, 1), whole, rtol=1e-4, atol=1e-4)
-    assert [*cache] == [*range(depth)] and seen(cache) == 10
-    assert all(t.shape == (2, 2, 10, 8) for slot in cache.values() for t in slot)
+    assert [*cache] == ['layers', *range(depth)] and seen(cache) == 10
+    assert all(t.shape == (2, 2, 10, 8) for d in range(depth) for t in cache[d])
+    with pytest.raises(Refused, match='keys of another order'):        # also of one as deep
+        model(tokens[:, :1], order=[0] * depth, cache=cache)
 
     slow = tokens
     for _ in range(12):
@@ -327,16 +326,18 @@ def test_the_loss_in_our_pieces_is_the_whole_one(large, monkeypatch):
     assert model.mean_loss(x[:, :3], torch.full((2, 3), -1)) == 0
 
 
-def test_each_loss_in_pieces(monkeypatch):
-    torch.manual_seed(0)
-    x, w, y = torch.randn(2, 7, 8), torch.randn(40, 8), torch.randint(40, (2, 7))
-    y[0, 2:5] = -1
-    want = F.cross_entropy((x @ w.T).flatten(0, 1), y.flatten(), ignore_index=-1, reduction='none')
-    for piece in (3, 7, 512):
-        monkeypatch.setattr(losses_file, 'LOGITS_AT_ONCE', piece * 40)
-        each, likeliest = losses_file.each_loss(x, w, y)
-        torch.testing.assert_close(each.flatten(), want)
-        assert torch.equal(likeliest, (x @ w.T).argmax(-1)) and (each[0, 2:5] == 0).all()
+@torch.no_grad()
+def test_each_loss_in_pieces(large, monkeypatch):
+    model, x, targets, _ = large
+    logits, sizes = model.head(model.norm(x)), []
+    wanted = F.cross_entropy(logits.mT, targets, ignore_index=-1, reduction='none')
+    monkeypatch.setattr(model, 'hidden', lambda tokens: x)
+    hook = model.head.register_forward_hook(lambda head, args, out: sizes.append(len(out)))
+    losses, wrong = losses_of(model, targets, targets)
+    hook.remove()
+    torch.testing.assert_close(losses.float(), wanted, rtol=1e-5, atol=5e-5)
+    assert torch.equal(wrong, logits.argmax(-1) != targets) and not losses[targets == -1].any()
+    assert sizes == [4096, 4]
 
 
 def test_defaults_by_hand(tiny):
@@ -352,30 +353,21 @@ def test_defaults_by_hand(tiny):
     assert model.generate(tokens, 1, temperature=0)[0, -1] == likeliest[0]
 
 
-def test_our_layers_read_all_rows_together_and_only_the_head_is_cut(tiny, tmp_path, monkeypatch):
-    write_noise(tmp_path / 'noise', [])
-    val = Loader(tmp_path / 'noise', 4, 32, split='val')
-    model = tiny(vocab_size=257)
-    with torch.no_grad():
-        tokens, targets = val.batch(0)
-        plain = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), reduction='none')
-    heads, layers = [], []
-    monkeypatch.setattr(losses_file, 'LOGITS_AT_ONCE', 40 * 257)
-    linear = F.linear
-    monkeypatch.setattr(F, 'linear', lambda x, w, *b: (heads.append(len(x)) if len(w) == 257 else 0,
-                                                      linear(x, w, *b))[1])
-    model.layers[0].register_forward_hook(lambda layer, args, out: layers.append(len(out)))
-    found, best = losses_of(model, tokens, targets)
-    torch.testing.assert_close(found.flatten(), plain)
-    assert heads == [40, 40, 40, 8] and layers == [4]
-    monkeypatch.setattr(measure_file, 'LAYERS_AT_ONCE', 64)
-    assert torch.equal(losses_of(model, tokens, targets)[1], best) and layers == [4, 2, 2]
+@torch.no_grad()
+def test_our_layers_read_many_rows_together(tiny):
+    model = tiny(vocab_size=50, n_layer=1)
+    tokens, sizes = tokens_of(model, B=4100, T=16), []
+    model.layers[0].register_forward_hook(lambda layer, args, out: sizes.append(len(out)))
+    losses, _ = losses_of(model, tokens, tokens)
+    assert sizes == [4096, 4]
+    wanted = F.cross_entropy(model(tokens[4090:]).mT, tokens[4090:], reduction='none')
+    torch.testing.assert_close(losses[4090:].float(), wanted)
 
 
 def test_a_large_vocabulary_is_summed_exactly():
     torch.manual_seed(0)
     logits = 30 + 0.01 * torch.randn(1, 4, 200_000)
     targets = torch.arange(4)[None]
-    losses, _ = losses_of(lambda tokens: logits, targets, targets)
+    losses, _ = measure.losses_of(lambda tokens: logits, targets, targets)
     exact = -logits.double().log_softmax(-1).gather(-1, targets[..., None])[..., 0]
     torch.testing.assert_close(losses.double(), exact, rtol=0, atol=2e-6)

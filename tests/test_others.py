@@ -16,8 +16,7 @@ COMMANDS = [
     ('export', ['{run}', '{out}'], ['README.md', 'model.safetensors', 'lock']),
     ('cut', ['{run}', '1-1-1', '--out={out}'], ['notes.txt', 'tokenizer.json']),
     ('train', ['--data={data}', '--out_dir={out}', '--n_layer=2', '--device=cpu'],
-     ['config.json', 'run.json', 'log.jsonl', 'ckpt-4.pt', 'tokenizer.json',
-      'chat_template.jinja']),
+     ['config.json', 'log.jsonl', 'ckpt-4.pt', 'tokenizer.json', 'chat_template.jinja']),
     ('prepare', ['{text}', '--out={out}'],
      ['train.json', 'val.json', 'val_000.bin', 'train_000.mask', 'ckpt.pt', 'mixture.json'])]
 MINE = 'three weeks of notes'

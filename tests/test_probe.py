@@ -18,7 +18,7 @@ from nanodepth.probe import block_similarity, depth_score, future_effects, resid
 from nanodepth.model import Refused
 from nanodepth.retrofit import surgery
 from nanodepth.wrapper import looped
-from nanodepth.text.loader import Loader
+from nanodepth.text.loader import Rows
 from nanodepth.scoring import lens as lens_file
 from nanodepth.scoring.lens import TunedLens, exit_at, quality, train_lens
 
@@ -239,7 +239,7 @@ def looped_model(tiny):
 
 @pytest.fixture
 def loader(data):
-    return Loader(data, 8, 16, vocab_size=257)
+    return Rows(data, 8, 16, 'train')
 
 
 def test_before_training_it_is_the_logit_lens_and_the_last_depth_is_the_model(looped_model, loader):

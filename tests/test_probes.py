@@ -14,7 +14,7 @@ from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import probe as page
 from nanodepth.report.tables import read_csv
 from nanodepth.retrofit import surgery
-from nanodepth.text.loader import Loader
+from nanodepth.text.loader import Rows
 
 FEW = ['--count=4', '--length=10', '--n=6', '--batches=1', '--lens_steps=3', '--tasks=toy_assign/1',
        '--device=cpu']
@@ -39,7 +39,7 @@ def test_one_command_one_page(tiny, data, tmp_path, capsys):
     assert 'cut: 6 layers deep' in said and '| plain | ' in said and 'every position' in html
     assert page.Options(models=[]).dtype == 'float32'       # whatever the weights were published in
     score = {row['run']: float(row['score']) for row in read_csv(out / 'depth_score.csv')}
-    tokens = Loader(data, 4, 16, split='val', seed=1).batch(0)[0][:4, :10]
+    tokens = Rows(data, 4, 16, seed=1).batch(0)[0][:4, :10]
     assert score['plain'] == pytest.approx(probe.depth_score(model, tokens)[0], rel=1e-5)
     for rows, size in ((None, 4), (2, 2)):      # rows of a batch need not be those of training
         args = page.Options(models=[], rows=rows, tasks='', device='cpu')

@@ -9,10 +9,10 @@ from conftest import ROOT, save_run, write_noise
 
 from nanodepth.models import checkpoint
 from nanodepth.models.hf import save_hf
+from nanodepth.scoring.measure import measure
 from nanodepth.scoring.scores import Asked, Subject
-from nanodepth.training.measure import measure
 from nanodepth.scoring.way import Way
-from nanodepth.text.loader import Loader
+from nanodepth.text.loader import Rows
 
 pytest.importorskip('lm_eval')
 LINES = {
@@ -96,10 +96,10 @@ def test_each_row_is_a_unit_of_a_loss_and_counts_once(kinds, length, rows, tiny,
     run = save_run(tmp_path / 'run', tiny(vocab_size=257, context=64), tmp_path / 'noise')
     subject = Subject(run, Asked(batches=3, device='cpu'))
     score = subject.scores(Way())['loss']
-    val = Loader(tmp_path / 'noise', 4, 16, split='val', seed=0)
+    val = Rows(tmp_path / 'noise', 4, 16)
     by_hand = {}
     for step in range(3):
-        for tokens, targets in zip(*val.batch(step)):
+        for tokens, targets, _ in zip(*val.batch(step)):
             with torch.no_grad():
                 by_hand[tuple(tokens.tolist())] = subject.model(tokens[None], targets[None]).item()
     assert score.answers == pytest.approx([*by_hand.values()], rel=1e-5) and len(by_hand) == rows

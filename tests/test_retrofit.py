@@ -6,14 +6,14 @@ import statistics
 
 import pytest
 import torch
-from conftest import flags, log_of, ranks, refused, save_run
+from conftest import flags, log_of, ranks, refused, save_run, state_of
 
 from nanodepth import retrofit
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands.cut import effective_params, params_of, scalable_start
 from nanodepth.common.errors import Refused
 from nanodepth.model import LM, ModelConfig
-from nanodepth.models.checkpoint import load, load_model
+from nanodepth.models.checkpoint import load_model
 from nanodepth.retrofit import (Core, core_of, cut, fixed_noise, flops_paper, parts_of,
                                 recurrence_curriculum, recurrent_by_hand, sample_recurrence,
                                 surgery)
@@ -304,7 +304,7 @@ def test_it_trains_in_the_curriculum(go):
     assert [line['r'] for line in log] == [sample_recurrence(mean, step, 0)
                                            for step, mean in enumerate(means)]
     assert [line['backprop_depth'] for line in log] == [min(2, mean) for mean in means]
-    state, model = load(c.out_dir), load_model(c.out_dir)
+    state, model = state_of(c), load_model(c.out_dir)
     assert state['flops'] == sum(4 * 16 * model.flops_per_token(
         r=line['r'], backprop_depth=line['backprop_depth']) for line in log)
     assert core_of(model).settings() == state['order'][2]['settings']
@@ -361,10 +361,10 @@ def test_the_command(tiny, data, tmp_path, capsys):
             ('dense', ['--dense'], [0, 1, 3, 4, 5])):
         nanodepth('cut', [str(base), '2-2-1', f'--out={tmp_path / name}', *more])
         assert kept(tmp_path / name, parent) == layers, name
-        assert load(tmp_path / name)['inherited_flops'] == 7
+        assert state_of(tmp_path / name)['inherited_flops'] == 7
     assert isinstance(load_model(tmp_path / 'dense'), LM)
     nanodepth('cut', [str(base), '2-2-1', '--scratch', f'--out={tmp_path / "scratch"}'])
-    assert load(tmp_path / 'scratch')['inherited_flops'] == 0
+    assert state_of(tmp_path / 'scratch')['inherited_flops'] == 0
     assert not torch.equal(load_model(tmp_path / 'scratch').layers[0].attn.q.weight,
                            parent.layers[0].attn.q.weight)
     nanodepth('cut', [str(base / 'ckpt.pt'), '2-2-1', f'--out={tmp_path / "file"}'])

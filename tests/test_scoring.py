@@ -27,23 +27,23 @@ from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import sweep
 from nanodepth.commands.evaluate import facts
 from nanodepth.common.errors import Refused
-from nanodepth.common.options import read
 from nanodepth.looping.layers import is_ours
+from nanodepth.looping.patch import looped
 from nanodepth.model import LM, ModelConfig
 from nanodepth.models import checkpoint
 from nanodepth.models.hf import as_theirs, Hooked, save_hf
 from nanodepth.report.tables import read_csv
 from nanodepth.retrofit import surgery
-from nanodepth.scoring import likelihoods, lm_eval_scores as harness, scores as scoring
+from nanodepth.scoring import (likelihoods, lm_eval_scores as harness, measure as measure_file,
+                               scores as scoring)
+from nanodepth.scoring.measure import measure
 from nanodepth.scoring.scores import (ask, Asked, interval, log_likelihoods, parse_tasks, Score,
                                       Subject)
 from nanodepth.scoring.way import name_of, read_ways, Way, Ways
-from nanodepth.text.loader import Loader
+from nanodepth.text.loader import Rows
 from nanodepth.text.primitives import Example, few_shot
 from nanodepth.text.tokenizer import get_tokenizer, write_tokenizer
-from nanodepth.training import measure as measure_file
-from nanodepth.training.measure import measure
-from nanodepth.looping.patch import looped
+from nanodepth.train import read
 
 lm_eval = pytest.importorskip('lm_eval')
 from lm_eval.api.instance import Instance
@@ -96,7 +96,7 @@ def naive(model, window, K):
 
 
 def test_options_become_ways_as_users_type_them():
-    given = lambda *argv: [str(way) for way in read_ways(read(Ways, argv and list(argv)))]
+    given = lambda *argv: [str(way) for way in read_ways(read(Ways, argv))]
     assert given() == []
     assert given('--loop=2x2,1-2x3-1') == ['--loop=2x2', '--loop=1-2x3-1']
     assert given('--r=1,2,4') == ['--r=1', '--r=2', '--r=4']
@@ -353,7 +353,7 @@ def test_a_note_is_of_all_that_was_asked(run, tmp_path, data):
     marks.append(mark())
     for name in 'ab':
         shutil.copytree(data, tmp_path / 'mix' / name)
-    for shares in (dict(a=0.9, b=0.1), dict(b=0.9, a=0.1)):
+    for shares in (dict(a=0.9, b=0.1), dict(a=0.1, b=0.9)):
         (tmp_path / 'mix/mixture.json').write_text(json.dumps(shares))
         marks.append(mark(data=str(tmp_path / 'mix')))
     assert len({*marks}) == len(marks)
@@ -391,13 +391,11 @@ def test_seeds_are_averaged(tmp_path, tiny, data, capsys):
     assert 'training FLOPs' in said             # of several models, what each is and cost
     seeds = torch.tensor([rows['looped-0', 'loss'], rows['looped-1', 'loss']], dtype=torch.float64)
     assert f'| {seeds.mean():.3f} ({seeds.std() / 2 ** 0.5:.3f}) ' in said
-    val = Loader(str(data), 4, 16, split='val')
+    val = Rows(str(data), 4, 16)
     model = checkpoint.load_model(tmp_path / 'deep')
     assert rows['deep', 'loss'] == measure(model, val, 2)[0]
     assert (tmp_path / 'e.png').exists()
-    state = checkpoint.load(tmp_path / 'deep')
-    state['config']['data'] = 'elsewhere'
-    checkpoint.save(tmp_path / 'deep', **state)
+    save_run(tmp_path / 'deep', model, 'elsewhere')
     written('evaluate', tmp_path / 'f.csv', tmp_path / 'deep', '--tasks=toy_copy', '--n=4')
     said = capsys.readouterr()
     assert 'so its loss is left out' in said.err and 'training FLOPs' not in said.out
@@ -434,7 +432,7 @@ def test_a_group_and_a_perplexity_have_no_error_of_their_change(run, manager, tm
 def test_another_family_is_evaluated_and_swept_by_the_loss_on_text(gemma, tmp_path):
     path, model = gemma
     write_noise(tmp_path / 'noise', ['text'])
-    val = Loader(str(tmp_path / 'noise'), 4, 511, split='val', seed=0, starts=[256])
+    val = Rows(tmp_path / 'noise', 4, 511, starts=[256])
 
     def loss(a, b, times):
         with torch.no_grad(), looped(model, (a, b), 'naive', times):
@@ -471,7 +469,7 @@ def test_a_sweep_screens_by_every_other_answer_and_judges_by_the_others(tmp_path
                    '--K=2', '--batches=2', '--n=8', '--tasks=toy_assign/1')
     notes = (tmp_path / 'sweep.jsonl').read_text().split('\n\n')
     plain = {name: Score(*values) for name, values in json.loads(notes[0])['scores'].items()}
-    val = Loader(data, 4, 16, split='val', seed=0)
+    val = Rows(data, 4, 16)
     model = checkpoint.load_model(runs[0])
     loss, kinds = measure(model, val, 2)
     answers = ask(model, BYTES, few_shot('toy_assign', 8, shots=0, depth=1, seed=0))
@@ -529,9 +527,9 @@ def test_what_ways_are_ranked_by_and_what_a_gain_is():
 def test_windows_and_cells(tiny):
     assert sweep.windows_of(('all2', 'mid2', '0-0'), 4) == ('0-1', '1-2', '2-3', '0-0')
     asked = read(sweep.Options, ['run', '--window=1-2', '--method=rk,heavy_ball', '--K=2,3',
-                                 '--beta=0.3,0.5', '--cache=first,last'])
+                                 '--beta=0.3,0.5', '--cache=first,last'], ['models'])
     assert len(sweep.ways_of(asked, tiny())) == 2 * 2 * 2 * 2
-    asked = read(sweep.Options, ['run', '--blocks=2,3', '--times=4'])
+    asked = read(sweep.Options, ['run', '--blocks=2,3', '--times=4'], ['models'])
     ways = sweep.ways_of(asked, tiny(order=[0, 1, 0, 1]))       # of a loop, its own order's
     assert [way.loop for way in ways][1::2] == [[0] + [1, 0] * 4 + [1], [0, 1, 0] * 4 + [1]]
 
@@ -592,6 +590,8 @@ def test_a_sweep_judges_the_ways_that_gained_most_and_none_that_diverged(tmp_pat
     rows = written('sweep', tmp_path / 's.csv', run, '--blocks=1', '--batches=1', '--best=2')
     assert {row['way'] for row in rows if row['part'] == 'judge'} == {
         'as it is', '--loop=2-1x2-1', '--loop=3-1x2'}
+
+
 def test_what_was_paid_before_is_added_to_what_a_model_cost(tiny):
     cost = facts(dict(flops=5, inherited_flops=7), tiny())['training_flops']
     assert cost == 12 and math.isnan(facts({}, tiny())['training_flops'])
@@ -683,7 +683,7 @@ def test_and_so_it_has_in_a_recurrent_model_and_in_other_families(gemma, tiny):
 def test_no_forward_makes_more_logits_than_fit(gemma, tmp_path, monkeypatch):
     "A score those of its option, a loss those of a row; and the numbers are the same."
     write_noise(tmp_path / 'noise', [])
-    val = Loader(tmp_path / 'noise', 4, 32, split='val')
+    val = Rows(tmp_path / 'noise', 4, 32)
     made = []
     answer = Hooked(gemma[1])
     plain = [v.tolist() for v in log_likelihoods(answer, BYTES, EXAMPLES)]
@@ -702,7 +702,7 @@ def test_no_forward_makes_more_logits_than_fit(gemma, tmp_path, monkeypatch):
 
 def test_what_is_not_a_number_is_no_accuracy(tiny, data):
     model = tiny(vocab_size=257, context=16)
-    val = Loader(data, 4, 16, split='val')
+    val = Rows(data, 4, 16)
 
     def broken(tokens):
         return model(tokens) * math.nan

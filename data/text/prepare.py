@@ -14,10 +14,11 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))    # a clone needs no install
 from nanodepth.common.errors import Refused, refusals, refusing  # noqa: E402
 from nanodepth.common.files import claim, write_json  # noqa: E402
-from nanodepth.common.options import read  # noqa: E402
+from nanodepth.train import read  # noqa: E402
 from nanodepth.text.corpus import (Source, chat, column, is_hidden, kind_of,  # noqa: E402
                                    number, prepare, refuse_taken, texts)
-from nanodepth.text.loader import (START, begin_dataset, refuse_others,  # noqa: E402
+from nanodepth.train import BEGINS as START  # noqa: E402
+from nanodepth.text.loader import (begin_dataset, refuse_others,  # noqa: E402
                                    write_dataset)
 from nanodepth.text.tokenizer import (encode_as_array, get_tokenizer,  # noqa: E402
                                       start_of_document)
@@ -27,7 +28,6 @@ MANY = 1000         # documents, from which on one of a hundred is enough to val
 
 @dataclass(kw_only=True)
 class Options:
-    WORDS = ['files']
     files: list[str]      # .jsonl, .parquet, anything else as plain text; or folders
     tokenizer: str = 'bytes'        # bytes, gpt2, a checkpoint, a tokenizer.json
     column: str = 'text'            # where .jsonl and .parquet have the text
@@ -104,7 +104,7 @@ def shares_of(args):
 
 
 def main(argv=None):
-    args = read(Options, argv, __doc__)
+    args = read(Options, argv, ['files'])
     parts = shares_of(args) if args.mix else None
     if args.workers:
         if args.mix:

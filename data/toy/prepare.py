@@ -1,9 +1,35 @@
-"""The toy data: Python's own library as text, and reasoning primitives that a small model soon
-learns. A copying document repeats a few words, as in JicDqySofJicDqySof. A chain gives values to
-names and these to other names, and asks for some of them, as in w7j6z1q3bwdzejhq?d1?w7.
-    python data/toy/prepare.py          # takes a minute and needs no network: writes data/toy
+"""The toy data: real text that every Python installation carries, and generated documents of
+reasoning primitives.
+
+Text is the standard library's source code and its documentation strings. The primitives are the
+papers' two kinds, in a form that a model of 2 million parameters learns within minutes:
+
+    copy        a few random words, over and over             JicDqySofJicDqySofJic...
+    depth 0-3   names get values, other names get those       w7j6z1q3 bwdzejhq ?d1?w7?e6...
+                names, up to three times; then some are       (without the spaces)
+                asked for: the depth counts the aliases
+
+A name is a letter, a value a digit, and a question mark stands before a name that is asked for. No
+sign stands between a name and its value: with `w=7` the model has to look two places back, which it
+learns much later, and not reliably. The forms with a sign and depth 4 and 5 stay out of the mix:
+few-shot scores and fine-tuning need something unseen.
+
+What cannot be known has mask 0, so that it does not count in the loss: the statements, the first
+appearance of a word, which name is asked for. Every document of primitives has 64 tokens, so that
+windows of 64, 128, ... hold whole ones. Training and validation share no file and no document.
+
+In the validation split, answers are marked with their kind: in copying every repeated word, in a
+chain only the first question, which always asks for one of its last names. Later answers are easier
+(if w has been asked for, b needs one look less) and count only in the loss.
+
+    python data/toy/prepare.py          # a minute, no network: writes data/toy
+    python data/toy/prepare.py --depths=6 --out=data/toy_deep       # depth 0 to 5
 """
+import argparse
 import ast
+import hashlib
+import json
+import multiprocessing
 import os
 import platform
 import random
@@ -11,35 +37,36 @@ import string
 import sys
 import sysconfig
 import warnings
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))    # a clone needs no install
-from nanodepth.common.errors import Refused, refusals  # noqa: E402
-from nanodepth.common.files import claim  # noqa: E402
-from nanodepth.common.options import read  # noqa: E402
-from nanodepth.common.seeds import seed_for  # noqa: E402
-from nanodepth.text.corpus import end_with_parent  # noqa: E402
-from nanodepth.text.loader import START, begin_dataset, write_dataset  # noqa: E402
-from nanodepth.text.primitives import chain, random_words  # noqa: E402
-
-END_OF_TEXT = 256       # of the tokenizer that reads bytes
-# Tokens of a document, with the end-of-text token before it. Windows of 64, 128, ... hold whole
-# documents.
-SIZE = 64
-# 0, 1, 2, 3: few-shot scores and fine-tuning need depths that were not seen
-DEPTHS = 4
+END_OF_TEXT = 256       # tokens are bytes, and this one
+SIZE = 64           # tokens of a document, with the end-of-text token before it
 # marks 1, 2, ...; with four values depth 5 takes 24 letters
 KINDS = ['text', 'copy', *(f'depth {d}' for d in range(6))]
-COPIES = 0.25        # of the documents of primitives; the rest are chains
+BEGINS = 128        # what a mark has more where an answer begins
+COPIES = 0.25       # of the documents of primitives; the rest are chains
 VALUES = 4          # names that get a value, and names at every depth
 FIRST = 100_000     # documents from one seed
 PIECE = 20_000      # documents from a seed of their own, after those
-ROUNDS = 5          # of questions for every name: more than a document has room for
+
+
+def seed_for(purpose):
+    "63 bits, as train.py's seed_for(0, purpose)."
+    digest = hashlib.blake2b(f'0 {purpose} 0'.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, 'big') >> 1
+
+
+def random_words(rng, n):
+    "n different words of three letters."
+    words = []
+    while len(words) < n:
+        word = ''.join(rng.choice(string.ascii_lowercase) for _ in range(3))
+        if word not in words:
+            words.append(word)
+    return words
 
 
 def copy(rng):
@@ -50,141 +77,146 @@ def copy(rng):
         yield period[i % len(period)], known, 'copy' if known else None
 
 
-def chains(rng, depths, rounds):
-    """Pieces of a document that assigns values to names, hands them on, and asks: first for one of
-    the last, then in rounds for all. Only the first answer is marked, because later ones are
-    easier: if w has been asked for, b needs one look less."""
+def chain(rng, depths, rounds):
+    """Pieces of a document that gives each value a name, then `depth` times passes all values on to
+    new names, randomly matched, and asks: first for one of the last, then in rounds for all."""
     depth = rng.randrange(depths)
     names = rng.sample(string.ascii_lowercase, (depth + 1) * VALUES)
-    statements, last = chain(rng, names, rng.sample(string.digits, VALUES), depth)
-    asked = {}                          # what every name comes to
+    level = dict(zip(names, rng.sample(string.digits, VALUES)))
+    asked = dict(level)                 # what every name comes to
+    statements = list(level.items())
+    for d in range(1, depth + 1):
+        sources = rng.sample(list(level), VALUES)
+        level = dict(zip(names[d * VALUES:(d + 1) * VALUES], sources))
+        statements += level.items()
+        asked |= {name: asked[source] for name, source in level.items()}
     for name, given in statements:
-        asked[name] = asked.get(given, given)
-    for name, value in statements:
-        # With a sign between them, as in `w=7`, a model has to look two places back, which it
-        # learns much later, and not reliably (docs/LOG.md).
-        yield name + value, False, None
-    questions = [rng.choice(list(last)),
+        yield name + given, False, None
+    questions = [rng.choice(list(level)),
                  *(name for _ in range(rounds) for name in rng.sample(list(asked), len(asked)))]
     for i, name in enumerate(questions):
         yield '?' + name, False, None
         yield asked[name], True, f'depth {depth}' if i == 0 else None
 
 
-def document(rng, depths=DEPTHS, rounds=SIZE):
-    """One document as (tokens, mask, marks), SIZE of each. The first documents draw SIZE rounds of
-    questions, nearly all of them for nothing: with fewer, data/toy would be another one."""
-    tokens = [END_OF_TEXT]
-    mask = [0]
-    marks = [0]
-    pieces = copy(rng) if rng.random() < COPIES else chains(rng, depths, rounds)
+def document(rng, depths, rounds):
+    "One document as (tokens, mask, marks), SIZE of each."
+    tokens, mask, marks = [END_OF_TEXT], [0], [0]
+    pieces = copy(rng) if rng.random() < COPIES else chain(rng, depths, rounds)
     for text, known, kind in pieces:
         tokens += text.encode()
         mask += [known] * len(text)
         mark = KINDS.index(kind) + 1 if kind else 0
-        marks += [mark + START if kind else 0] + [mark] * (len(text) - 1)
+        marks += [mark + BEGINS if kind else 0] + [mark] * (len(text) - 1)
         if len(tokens) >= SIZE:
             return tokens[:SIZE], mask[:SIZE], marks[:SIZE]
 
 
-def rows(seed, n, depths, rounds, held_out, label=None):
-    "n documents that are not held out, as arrays (tokens, mask, marks) with a row for each."
+def rows(seed, n, depths, rounds, held_out):
+    "n documents that are not held out: (3, n, SIZE)."
     rng = random.Random(seed)
-    arrays = [np.empty((n, SIZE), dtype) for dtype in ('uint16', 'uint8', 'uint8')]
-    for i in tqdm(range(n), label, unit=' documents', disable=label is None):
+    made = np.empty((3, n, SIZE), np.uint16)
+    for i in tqdm(range(n), unit=' documents'):
         example = document(rng, depths, rounds)
         while tuple(example[0]) in held_out:
             example = document(rng, depths, rounds)
-        for array, values in zip(arrays, example):
-            array[i] = values
-    return arrays
+        made[:, i] = example
+    return made
 
 
 def documents(split, n, depths, held_out):
-    "n documents of a split: those after the first come from other processes, in pieces."
-    sizes = [min(PIECE, n - start) for start in range(FIRST, n, PIECE)]
-    pool = ProcessPoolExecutor(max((os.cpu_count() or 2) - 1, 1), None, end_with_parent)
-    try:
-        pieces = [pool.submit(rows, seed_for(0, f'toy {split} {i}'), size, depths, ROUNDS, held_out)
-                  for i, size in enumerate(sizes)]
-        first = rows(seed_for(0, f'toy {split}'), min(n, FIRST), depths, SIZE, held_out, split)
-        waiting = tqdm(pieces, 'later pieces', unit='piece', disable=not pieces)
-        arrays = [first, *(piece.result() for piece in waiting)]
-    finally:
-        pool.shutdown(cancel_futures=True)
-    return [np.concatenate(parts) for parts in zip(*arrays)]
+    """n documents of a split. The first draw SIZE rounds of questions, nearly all of them for
+    nothing: with fewer, data/toy would be another one."""
+    work = [(seed_for(f'toy {split}'), min(n, FIRST), depths, SIZE, held_out)]
+    work += [(seed_for(f'toy {split} {i}'), min(PIECE, n - first), depths, 5, held_out)
+             for i, first in enumerate(range(FIRST, n, PIECE))]
+    if len(work) == 1:
+        return rows(*work[0])
+    with multiprocessing.Pool() as pool:
+        return np.concatenate(pool.starmap(rows, work, chunksize=1), axis=1)
 
 
 def library():
-    "The standard library's files: (path, its source and then its documentation strings, as bytes)."
+    "The standard library's files, each as bytes: its source and then its documentation strings."
     home = Path(sysconfig.get_paths()['stdlib'])
+    others = {'test', 'tests', 'idlelib', 'lib2to3', 'site-packages', 'dist-packages',
+              '__pycache__'}
     for path in tqdm(sorted(home.rglob('*.py')), 'reading the standard library', unit=' files'):
-        part = path.relative_to(home)
-        if {'test', 'tests', 'idlelib', 'lib2to3', 'site-packages', 'dist-packages',
-            '__pycache__'} & set(part.parts):
+        if others & set(path.relative_to(home).parts):
             continue
         try:
             source = path.read_text(encoding='utf-8')
-            with warnings.catch_warnings():
-                warnings.simplefilter('ignore')
+            with warnings.catch_warnings(action='ignore'):
                 tree = ast.parse(source)
         except (UnicodeDecodeError, SyntaxError):
             continue
         prose = [ast.get_docstring(node) or '' for node in ast.walk(tree)
                  if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))]
-        yield str(part), '\n\n'.join([source,
-                                      *(text for text in prose if len(text) > 200)]).encode()
+        yield '\n\n'.join([source, *(text for text in prose if len(text) > 200)]).encode()
 
 
-@dataclass
-class Options:
-    documents: int = 100_000                # documents of primitives to train on
-    text: float = 0.1                       # share of text in the training windows
-    depths: int = DEPTHS      # how many: depth 0, 1, ...
-    out: Path = Path('data/toy')        # the folder to write
+def write(folder, split, kinds, origin, **arrays):
+    """The files of a split; the JSON, which says what is in them, comes last. Each is written
+    beside the old one, which a run may be reading."""
+    raw = {f'.{ending}': np.asarray(array, 'uint16' if ending == 'bin' else 'uint8').tobytes()
+           for ending, array in arrays.items() if array is not None}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in (f'{split}.json', 'train.json'):        # they would vouch for half of the new
+        (folder / name).unlink(missing_ok=True)
+    for ending, data in raw.items():
+        new = folder / f'{split}_000{ending}.{os.getpid()}.new'
+        new.write_bytes(data)
+        os.replace(new, folder / f'{split}_000{ending}')
+    n = len(arrays['bin'])
+    sums = {ending: hashlib.sha256(data).hexdigest() for ending, data in raw.items()}
+    (folder / f'{split}.json').write_text(json.dumps(dict(
+        tokenizer='bytes', fingerprint='76286bf1999d54d6', n_vocab=257, dtype='uint16', tokens=n,
+        kinds=kinds, shards=[dict(file=f'{split}_000.bin', sha256=sums, tokens=n)],
+        origin=origin), indent=1))
 
 
-def main(argv=None):
-    args = read(Options, argv, __doc__)
-    if not 1 <= args.depths <= 26 // VALUES:
-        raise Refused(f'--depths={args.depths} must be from 1, which is depth 0, to '
-                      f'{26 // VALUES}: there are no more letters for names')
-    with claim(args.out):       # both splits are of one command
-        make(args)
+def refuse_others(folder, options):
+    "The folder is new, or it has this very dataset."
+    if any((folder / name).exists() for name in ('ckpt.pt', 'mixture.json')):
+        sys.exit(f'{folder} holds a run or a mixture: choose another --out')
+    for path in (folder / 'val.json', folder / 'train.json'):
+        if path.exists() and json.loads(path.read_text())['origin'].get('options') != options:
+            sys.exit(f'{folder} holds another dataset: choose another --out, or remove it')
 
 
-def make(args):
-    files = []
-    if args.text:
-        files = list(library())
-    random.Random(seed_for(0, 'toy files')).shuffle(files)
-    plan = dict(made_by='data/toy/prepare.py',
-                options=dict(documents=args.documents, text=args.text, depths=args.depths))
-    begin_dataset(args.out, plan)
-    held_out = set()
+def main(argv):
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--documents', type=int, default=100_000, help='of primitives, to train on')
+    parser.add_argument('--text', type=float, default=0.1, help='share of text in the windows')
+    parser.add_argument('--depths', type=int, default=4, help='how many: depth 0, 1, ...')
+    parser.add_argument('--out', type=Path, default='data/toy', help='the folder to write')
+    c = parser.parse_args(argv)
+    assert 1 <= c.depths <= 26 // VALUES, f'there are letters for {26 // VALUES} depths'
+    options = dict(documents=c.documents, text=c.text, depths=c.depths)
+    refuse_others(c.out, options)
+    files = list(library()) if c.text else []
+    random.Random(seed_for('toy files')).shuffle(files)
     cut = len(files) // 20
-    for split, share, n in (('val', files[:cut], 4_000), ('train', files[cut:], args.documents)):
-        arrays = documents(split, n, args.depths, held_out)
+    held_out = set()
+    for split, share, n in (('val', files[:cut], 4_000), ('train', files[cut:], c.documents)):
+        made = documents(split, n, c.depths, held_out)
         if split == 'val':      # it comes first: training gets none of its documents
-            held_out = set(map(tuple, arrays[0].tolist()))
-        tokens, mask, marks = (array.ravel() for array in arrays)
-        size = round(len(tokens) * args.text / (1 - args.text))
-        text = [np.array([END_OF_TEXT, *raw]) for _, raw in share]
+            held_out = set(map(tuple, made[0].tolist()))
+        tokens, mask, marks = made.reshape(3, -1)
+        size = round(len(tokens) * c.text / (1 - c.text))
+        text = [np.array([END_OF_TEXT, *raw]) for raw in share]
         text = np.concatenate([np.zeros(0, int), *text])[:size]
-        if len(text) < size:
-            print(f'the standard library has no more text: it is '
-                  f'{len(text) / (len(tokens) + len(text)):.0%} of {split}')
-        marks = np.concatenate((marks, np.full(len(text), START + 1)))
-        write_dataset(args.out, split, 'bytes', np.concatenate((tokens, text)),
-                      mask=np.concatenate((mask, np.ones(len(text)))),
-                      marks=marks if split == 'val' else None, kinds=KINDS[:2 + args.depths],
-                      origin=plan | dict(python=platform.python_version(), documents=n,
-                                         copies=COPIES, text=f'{len(text):,} bytes of {len(share)} '
-                                         'files of the standard library'))
-        print(f'{args.out}/{split}: {n:,} documents of primitives, {len(tokens):,} tokens; '
-              f'text from {len(share)} files, {len(text):,} tokens')
+        marks = np.concatenate((marks, np.full(len(text), BEGINS + 1)))
+        write(c.out, split, KINDS[:2 + c.depths], bin=np.concatenate((tokens, text)),
+              mask=np.concatenate((mask, np.ones(len(text)))),
+              marks=marks if split == 'val' else None,
+              origin=dict(made_by='data/toy/prepare.py', options=options, copies=COPIES,
+                          python=platform.python_version(),
+                          text=f'{len(text):,} bytes of {len(share)} files of the library'))
+        print(f'{c.out}/{split}: {n:,} documents of primitives, {len(tokens):,} tokens; text from '
+              f'{len(share)} files, {len(text):,} tokens')
 
 
 if __name__ == '__main__':
-    with refusals('prepare.py'):
-        main()
+    main(sys.argv[1:])

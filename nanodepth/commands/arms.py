@@ -15,8 +15,7 @@ from nanodepth.common.errors import Refused, nearest
 from nanodepth.models import checkpoint
 from nanodepth.scoring.scores import is_there
 from nanodepth.text.loader import how_to_prepare, make_toy_data
-from nanodepth.train import read_config
-from nanodepth.training.plan import in_proportion
+from nanodepth.train import Config, in_steps, read
 
 COMMANDS = [path.stem for path in Path(__file__).parent.glob('[!_]*.py')]
 
@@ -98,7 +97,7 @@ class Arms(dict):
         if self[name].command != 'train':
             return None, [*words, f'--out={folder}']
         words += [*self.more, f'--seed={seed}', f'--out_dir={folder}']
-        return read_config([*words, '--resume=false']), words   # whatever is in the folder
+        return read(Config, [*words, '--resume=false']), words      # whatever is in the folder
 
     def argv(self, name, seed, factor=None):
         "What its command is given. The models that it begins from must be there."
@@ -121,7 +120,7 @@ class Arms(dict):
         "The training FLOPs of its model, with all that it begins from."
         key = name, seed if self[name].begins else 0
         if key not in self.totals:
-            config = read_config(self.argv(name, seed))
+            config = read(Config, self.argv(name, seed))
             self.totals[key] = planned(config) + inherited(config)
         return self.totals[key]
 
@@ -137,9 +136,10 @@ class Arms(dict):
             if steps < 1:
                 raise Refused(f'{name}: the FLOPs of {self[name].flops} pay for less than a step')
             shorter = in_proportion(config, steps)
-            decay = config.decay_steps if keeps else shorter['decay_steps']
-            fits = config.warmup_steps + decay <= steps
-            warmup = config.warmup_steps if fits else shorter['warmup_steps']
+            decay = in_steps(config.decay_steps, config.steps) if keeps else shorter['decay_steps']
+            warmup = in_steps(config.warmup_steps, config.steps)
+            if warmup + decay > steps:
+                warmup = shorter['warmup_steps']
             before, settings = settings, dict(steps=steps, warmup_steps=warmup, decay_steps=decay)
             if settings == before:
                 break
@@ -176,11 +176,19 @@ class Arms(dict):
                 costs.append(self.total(name, 0))
 
 
+def in_proportion(config, steps):
+    "Warm-up and decay of a run of so many steps: the same shares of them as in its config."
+    warmup, decay = (in_steps(length, config.steps)
+                     for length in (config.warmup_steps, config.decay_steps))
+    return dict(warmup_steps=warmup * steps // config.steps,
+                decay_steps=max(round(decay * steps / config.steps), min(1, decay)))
+
+
 def inherited(config):
     "The FLOPs of what a run begins from; of a published model they are unknown and count as none."
     if not config.init_from:
         return 0
-    flops = checkpoint.cost_of(checkpoint.load(config.init_from))
+    flops = checkpoint.cost_of(checkpoint.state_of(config.init_from))
     return 0 if math.isnan(flops) else flops
 
 

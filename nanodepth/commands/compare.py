@@ -18,7 +18,7 @@ import sys
 import time
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace as replace_fields
 from pathlib import Path
 from typing import Literal
 
@@ -29,7 +29,7 @@ from nanodepth import ROOT
 from nanodepth.commands.arms import Arms, is_same
 from nanodepth.common.errors import Refused, check_choice, say
 from nanodepth.common.files import claim, replace
-from nanodepth.common.options import fitted, given, read, run_file
+from nanodepth.train import config_file, in_steps, read
 from nanodepth.models import checkpoint
 from nanodepth.report.contrasts import MARGINS, Contrast, in_words
 from nanodepth.report.logs import read_lines, read_log, without_compiling
@@ -37,7 +37,6 @@ from nanodepth.report.plot import draw_costs, show
 from nanodepth.report.tables import as_csv, columns, read_csv, read_rows, where
 from nanodepth.scoring.scores import Asked, Subject, parse_tasks
 from nanodepth.scoring.way import Way, Ways, read_ways
-from nanodepth.training.measure import numbers_of
 
 PLAIN = str(Way())
 # what a row says beside what was measured
@@ -48,7 +47,6 @@ FACTS = ('run', 'seed', 'way', 'lr', 'steps', 'tokens', 'flops', 'all_flops', 's
 
 @dataclass(kw_only=True)
 class Options(Ways, Asked):
-    WORDS = ['lines']
     # two or more arms, each a config or, in quotes, a command line of train.py; all are compared
     # with the first. Or one file that gives `arms`
     lines: list[str]
@@ -74,16 +72,16 @@ class Options(Ways, Asked):
 
 def read_options(argv):
     "The options. One word is a file that gives them, and the command line has the last say."
-    options = read(Options, argv, __doc__)
+    options = read(Options, argv, ['lines'])
     if len(options.lines) == 1:
         [file] = options.lines
-        kinds = typing.get_type_hints(Options)
-        values = fitted(kinds, run_file(file, kinds), f'{file}: ')
+        values = config_file(file, typing.get_type_hints(Options))
         values.setdefault('out', Path('out') / Path(file).stem)
-        named = given(Options, argv)
-        if named.get('more') and 'rows' in values and 'rows' not in named:
-            values.pop('rows')          # a trial does not belong among the file's rows
-        options = Options(**values | named)
+        named = {word.lstrip('-').partition('=')[0] for word in argv if word.startswith('-')}
+        if options.more:
+            values.pop('rows', None)    # a trial does not belong among the file's rows
+        options = replace_fields(options, **{name: value for name, value in values.items()
+                                             if name not in named})
         if not options.arms:
             raise Refused(f'{file} gives no arms: to compare two configs, name two')
     else:
@@ -184,7 +182,7 @@ class Comparison:
         self.ways = {name: [Way(), *read_ways(o)] for name in self.arms.trained()}
         for name, lines in o.ways.items():
             for line in lines:
-                self.ways[name] += read_ways(Ways(**given(Ways, shlex.split(line))))
+                self.ways[name] += read_ways(read(Ways, shlex.split(line)))
         self.curves = o.rows.with_name(f'{o.rows.stem}_curves.csv')
         self.read()
         for row in self.rows:
@@ -290,7 +288,7 @@ class Comparison:
             start([command, *argv], folder.with_name(f'{folder.name}.txt'), o.threads, tell)
             diverged = False
         except Refused as error:
-            diverged = re.search('so it was not taken|weights that are not finite', str(error))
+            diverged = re.search('so it was not taken|weights are not finite', str(error))
             if not diverged:
                 raise
             say(f'{folder.name} has diverged: {folder}.txt has all that it said')
@@ -322,7 +320,10 @@ class Comparison:
             numbers = {name + ' right' * (score.kind == 'share'): score.mean
                        for name, score in scores.items()}
             if way == PLAIN:
-                numbers |= numbers_of(self.options.metric, subject.model, subject.val)
+                if self.options.metric:
+                    with torch.no_grad():
+                        more = self.options.metric(subject.model, subject.val)
+                    numbers |= {name: float(value) for name, value in more.items()}
             yield way, same | numbers
 
     def cost(self, name, seed, factor):
@@ -464,7 +465,8 @@ class Comparison:
             config = self.arms.config(name)[0]
             rate = float(text_of(self.arms.factor(name) * config.lr))
             for row in where(all_rows, run=name, lr=rate):
-                if row['step'] < config.warmup_steps:       # a growth is shown there, and no loss
+                # in the warm-up a growth is shown, and no loss
+                if row['step'] < in_steps(config.warmup_steps, config.steps):
                     row.pop('loss', None)
                 if row['seed'] in self.seeds:
                     rows.append(row)

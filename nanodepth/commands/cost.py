@@ -1,29 +1,26 @@
 """What a run will cost before it starts: its stages, parameters, FLOPs, and hours of a GPU.
 Everything that a run does follows from its settings, so its cost is added up without running it.
-Usage: python train.py config/smollm_360m_lidas.py --dry_run
+Usage: nanodepth train config/smollm_360m_lidas.py --dry_run
 """
 import collections
 import dataclasses
 import functools
-import itertools
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from tqdm import tqdm
 
-from nanodepth.common.errors import Refused, say
+from nanodepth.common.errors import Refused
 from nanodepth.grow import untie
-from nanodepth.model import LM
-from nanodepth.models import checkpoint
+from nanodepth.model import LM, ModelConfig
+from nanodepth.models.checkpoint import open_path
 from nanodepth.report.tables import columns
 from nanodepth.retrofit import core_of
-from nanodepth.text.loader import Dataset, Loader, how_to_prepare, make_toy_data, mixture
-from nanodepth.text.tokenizer import get_tokenizer, refuse_changed_tokenizer
-from nanodepth.train import Config, Plan, read_config
-from nanodepth.training.plan import Parent, model_config
-from nanodepth.training.processes import PEAK_FLOPS
+from nanodepth.text.loader import Rows, check_dataset, how_to_prepare, make_toy_data, mixture
+from nanodepth.text.tokenizer import fingerprint, get_tokenizer
+from nanodepth.train import PEAKS, Config, in_steps, plan, read, stages
 
 
 @dataclass
@@ -37,38 +34,47 @@ def empty(config, n_layer):
     if vocab_size is None:
         make_toy_data([config.data])
         try:
-            vocab_size = Loader(config.data, config.batch_size, config.context).vocab_size
-        except Refused as error:
+            vocab_size = Rows(config.data, config.batch_size, config.context).about[0]['n_vocab']
+        except OSError as error:
             raise Refused(f'vocab_size is unknown: {error}, or say --vocab_size=N') from None
+    shape = {each.name: getattr(config, each.name) for each in dataclasses.fields(ModelConfig)
+             if hasattr(config, each.name)}
     with torch.device('meta'):
-        return LM(model_config(config, vocab_size=vocab_size, n_layer=n_layer))
+        return LM(ModelConfig(**shape | dict(vocab_size=vocab_size, n_layer=n_layer, order=None)))
 
 
 def stretches(config):
     """A run as a list of its stretches, steps of one order: [(how many steps, the model, the layers
     that run, the FLOPs of a token summed over these steps)]."""
-    parent, plan = None, None
-    if config.init_from:
-        saved = checkpoint.load(config.init_from)
-        parent = checkpoint.build_model(saved, config.init_from)
-        plan = Plan(config, Parent.of(parent))
-    plan = plan or Plan(config)
-    found = []
-    for (n_layer, order), steps in itertools.groupby(
-            map(plan.at, range(config.steps)), key=lambda now: (now.n_layer, now.order)):
-        steps = list(steps)
+    parent = open_path(config.init_from)[1] if config.init_from else None
+    if core := core_of(parent):
+        config = dataclasses.replace(
+            config, recurrence=config.recurrence or core.r,
+            backprop_depth=config.backprop_depth or core.backprop_depth)
+    start = parent and len(parent.layers)
+    cooldown = config.steps - in_steps(config.decay_steps, config.steps)
+    begins = {first for first, *_ in stages(config, start)}
+    if config.cooldown_loop:
+        begins |= {cooldown} - {config.steps}
+    begins = sorted(begins)
+    rows = []
+    for first, end in zip(begins, [*begins[1:], config.steps]):
+        now = plan(config, first, start)
         if parent is None:
-            model = empty(config, n_layer)
+            model = empty(config, now.n_layer)
         else:
-            model = parent if n_layer == len(parent.layers) else untie(parent, steps[0].growth)
-        if core := core_of(model):
-            core.r = plan.recurrence
-        # a recurrent core's equal draws are computed once
-        alike = collections.Counter(tuple(step.how.items()) for step in steps)
-        flops = sum(n * model.flops_per_token(**dict(how) or dict(order=order),
-                                              context=config.context) for how, n in alike.items())
-        found.append((len(steps), model, len(order or model.unrolled()), flops))
-    return found
+            model = parent if now.n_layer == len(parent.layers) else untie(parent, now.grown_by)
+        if core:        # its equal draws are computed once
+            core.r = config.recurrence
+            draws = (plan(config, step, start) for step in range(first, end))
+            counts = collections.Counter((each.r, each.backprop_depth) for each in draws)
+        else:
+            counts = {(None, None): end - first}
+        order = now.order or model.order
+        flops = sum(n * model.flops_per_token(order, config.context, *how)
+                    for how, n in counts.items())
+        rows.append((end - first, model, len(model.unrolled(order)), flops))
+    return rows
 
 
 def planned(config):
@@ -78,8 +84,8 @@ def planned(config):
 
 
 def main(argv):
-    "The command train.py CONFIG --dry_run."
-    config = read_config(argv, DryRun, tell=say)
+    "The command nanodepth train CONFIG --dry_run."
+    config = read(DryRun, argv)
     if not config.dry_run:
         raise Refused('--dry_run=false: leave it out to train')
     show(config)
@@ -95,14 +101,15 @@ def check_data(folder):
             print(f'{part} is not here yet; {how_to_prepare(part)}')
             continue
         for split in ('train', 'val'):
-            data = Dataset(part, split, context=None)
-            data.check(functools.partial(tqdm, desc=f'{part}, {split}: checking', leave=False))
-            tokenizer = get_tokenizer(data.tokenizer)
-            refuse_changed_tokenizer(data, tokenizer)
-            ids = data.shards[0]['.bin'][:40].tolist()
-            print(f'{part}, {split}: {data.tokens:,} tokens of {data.tokenizer!r}, checksums '
-                  f'right; it begins {tokenizer.decode(ids)!r}, from '
-                  f'{json.dumps(data.origin)}')
+            about = check_dataset(part, split, functools.partial(
+                tqdm, desc=f'{part}, {split}: checking', leave=False))
+            tokenizer = get_tokenizer(about['tokenizer'])
+            if fingerprint(tokenizer) != about['fingerprint']:
+                raise Refused(f'{part} was made with another tokenizer than the one that is '
+                              f'{about["tokenizer"]!r} now: put that one back, or make it anew')
+            ids = np.fromfile(Path(part) / about['shards'][0]['file'], about['dtype'], 40).tolist()
+            print(f'{part}, {split}: {about["tokens"]:,} tokens of {about["tokenizer"]!r}, '
+                  f'checksums right; it begins {tokenizer.decode(ids)!r}, from {about["origin"]}')
 
 
 def show(config):
@@ -124,7 +131,7 @@ def show(config):
         full = planned(dataclasses.replace(config, grow=None))
         print(f'with {config.n_layer} layers from the first step on it would be '
               f'{full / 1e15:,.3f}: growing saves {1 - total / full:.1%}')
-    minutes = total / (0.4 * PEAK_FLOPS['H100']) / 60
+    minutes = total / (0.4 * PEAKS['H100']) / 60
     time = f'{minutes / 60:,.1f} hours' if minutes > 120 else f'{minutes:,.1f} minutes'
     if minutes >= 0.05:         # a toy is for a laptop: its config says how long it takes there
         print(f'time: {time} on one H100, at 40% of its peak')

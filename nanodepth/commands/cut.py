@@ -13,11 +13,11 @@ import torch.nn as nn
 
 from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.files import new_model
-from nanodepth.common.options import read
-from nanodepth.common.seeds import seed_for
+from nanodepth.train import read, save
+from nanodepth.retrofit import seed_for
 from nanodepth.grow import untie
 from nanodepth.model import steps_in
-from nanodepth.models.checkpoint import build_model, cost_of, describe, load, save
+from nanodepth.models.checkpoint import cost_of, data_of, open_path
 from nanodepth.report.tables import columns
 from nanodepth.retrofit import core_of, cut, flops_paper, parts_of, surgery
 from nanodepth.text.tokenizer import keep_tokenizer
@@ -25,7 +25,6 @@ from nanodepth.text.tokenizer import keep_tokenizer
 
 @dataclass
 class Options:
-    WORDS = ['run', 'shape']
     run: str           # a folder that train.py wrote, or a Hugging Face checkpoint
     shape: str | None = None            # layers of prelude, core and coda, such as 2-4-2
     untie: bool = False         # instead: of a looped run, give each of its layers its own weights
@@ -80,8 +79,7 @@ def choose_layers(options, parent):
 
 def operate(options, target):
     "Write the cut checkpoint, and print its parts."
-    state = load(options.run)
-    parent = build_model(state, options.run).eval()
+    state, parent = open_path(options.run)
     if core_of(parent):
         raise Refused(f'{options.run} has a recurrent core already: cut an ordinary model')
     if options.untie_head:      # it begins as the embedding
@@ -100,7 +98,8 @@ def operate(options, target):
         model = untie(parent, sum(parts, []))
     cost = 0 if options.scratch else cost_of(state)
     keep_tokenizer(options.run, target)
-    save(target, **describe(model), optimizers=[], step=0, flops=0, inherited_flops=cost, config={})
+    save(target, model, [], flops=0, inherited_flops=cost, config={},
+         data=data_of(options.run, state))
     now = 'the kept layers, each once' if options.dense else (
         f'python train.py config/retrofit.py --init_from={target} '
         f'--recurrence={options.recurrence} '
@@ -141,20 +140,20 @@ def print_parts(model, parent, parts, dense):
 
 def cut_ties(options, target):
     "A looped run as an ordinary checkpoint of its unrolled depth, to go on from with init_from."
-    state = load(options.run)
-    model = build_model(state, options.run)
+    state, model = open_path(options.run)
     if 'order' not in state or steps_in(model.order):
         raise Refused(f'{options.run} is no looped run of ours: its layers have their own weights, '
                       'or a Step says how they run')
     free = untie(model, model.order)
     keep_tokenizer(options.run, target)
-    save(target, **{**state, **describe(free), 'optimizers': []})
+    kept = {name: state[name] for name in ('flops', 'inherited_flops', 'config')}
+    save(target, free, [], data=data_of(options.run, state), **kept)
     print(f'{target}: {len(free.layers)} layers of their own, where {options.run} runs '
           f'{len(model.layers)}')
 
 
 def main(argv=None):
-    options = read(Options, argv, __doc__)
+    options = read(Options, argv, ['run', 'shape'])
     if options.untie == bool(options.shape):
         raise Refused('give a shape, such as 2-4-2, or --untie')
     if options.dense and options.scratch:

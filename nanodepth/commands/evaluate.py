@@ -11,7 +11,7 @@ from typing import Literal
 from tqdm import tqdm
 
 from nanodepth.common.errors import Refused
-from nanodepth.common.options import read
+from nanodepth.train import read
 from nanodepth.retrofit import core_of
 from nanodepth.scoring.scores import Asked, Subject, compared, interval, notes_beside
 from nanodepth.scoring.way import Way, Ways, layers_and_order, name_of, read_ways
@@ -24,7 +24,6 @@ from nanodepth.report.tables import (change_in_words, columns, groups_of, named_
 
 @dataclass(kw_only=True)
 class Options(Ways, Asked):
-    WORDS = ['models']
     # folders that train.py wrote, or Hugging Face checkpoints; runs NAME-SEED, trained with that
     # seed, are averaged
     models: list[str]
@@ -150,7 +149,7 @@ def draw(rows, ways, x, out):
 
 
 def main(argv=None):
-    options = read(Options, argv, __doc__)
+    options = read(Options, argv, ['models'])
     ways = [Way(), *read_ways(options)]
     if options.x and len(getattr(options, options.x)) < 2:
         raise Refused(f'--x={options.x} draws over several values: give --{options.x}=1,2,4')

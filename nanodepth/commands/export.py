@@ -12,7 +12,7 @@ import torch
 
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import refuse_not_new, replace
-from nanodepth.common.options import read
+from nanodepth.train import read
 from nanodepth.looping.layers import is_ours
 from nanodepth.models.checkpoint import load_model
 from nanodepth.models.hf import answer_of, save_hf
@@ -24,7 +24,6 @@ from nanodepth.text.tokenizer import LICENCES, local_folder
 
 @dataclass(kw_only=True)
 class Options(Ways):
-    WORDS = ['run', 'target']
     run: str                                # a folder that train.py wrote, or a Hugging Face one
     target: str | None = None               # the folder to write
     dtype: Literal['float32', 'bfloat16'] | None = None     # of the weights; None: as they are
@@ -34,7 +33,7 @@ class Options(Ways):
 
 
 def main(argv):
-    options = read(Options, argv, __doc__)
+    options = read(Options, argv, ['run', 'target'])
     way = read_way(options)
     if way.dials:
         raise Refused(f'{way}: a checkpoint holds layers and their order, and no code that loops a '

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nanodepth.common.errors import check_choice
-from nanodepth.common.options import read
+from nanodepth.train import read
 from nanodepth.report.logs import kinds_of, measured, read_groups
 from nanodepth.report.plot import draw_runs, show
 from nanodepth.report.tables import write_csv
@@ -15,14 +15,13 @@ from nanodepth.report.tables import write_csv
 
 @dataclass
 class Options:
-    WORDS = ['runs']
     runs: list[str]           # folders that train.py wrote
     out: Path | None = None        # None: a picture in the first folder
     show: tuple[str, ...] = ()  # of several runs, such as loss,depth 3; (): all
 
 
 def main(argv=None):
-    options = read(Options, argv, __doc__)
+    options = read(Options, argv, ['runs'])
     groups = read_groups(options.runs)
     kinds = ['loss', *(kind for kind in kinds_of(groups) if kind != 'text')]
     out = options.out or Path(options.runs[0]) / (

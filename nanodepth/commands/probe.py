@@ -18,7 +18,7 @@ from tqdm import tqdm
 from nanodepth import probe
 from nanodepth.common.errors import Refused, check_choice
 from nanodepth.common.files import replace
-from nanodepth.common.options import read
+from nanodepth.train import read
 from nanodepth.looping.layers import device_of
 from nanodepth.models.checkpoint import family_of, is_hugging_face, named_models
 from nanodepth.models.hf import config_of, lacking
@@ -30,12 +30,11 @@ from nanodepth.scoring.lens import exit_at, quality, train_lens
 from nanodepth.scoring.scores import Asked, Subject, ask, open_data, parse_tasks
 from nanodepth.scoring.way import Ways, name_of, read_way
 from nanodepth.text.primitives import TASKS, TOY_TASKS
-from nanodepth.training.measure import measure
+from nanodepth.scoring.measure import measure
 
 
 @dataclass(kw_only=True)
 class Options(Ways, Asked):
-    WORDS = ['models']
     # folders that train.py wrote, or Hugging Face checkpoints; runs NAME-SEED, trained with that
     # seed, are averaged
     models: list[str]
@@ -123,7 +122,7 @@ def rows_of(val, count, length):
         raise Refused(f'--count={count}, but the validation data have '
                       f'{len(val) * val.batch_size} rows')
     batches = range(min(len(val), -(-count // val.batch_size)))
-    parts = zip(*(val.marked_batch(step, again=False)[:2] for step in batches))
+    parts = zip(*(val.batch(step, again=False)[:2] for step in batches))
     tokens, targets = (torch.cat(part)[:count, :length] for part in parts)
     if length and tokens.shape[1] < length:
         raise Refused(f'the rows of the validation data have {tokens.shape[1]} tokens, '
@@ -377,4 +376,4 @@ def print_scores(rows):
 
 
 def main(argv=None):
-    make(read(Options, argv, __doc__))
+    make(read(Options, argv, ['models']))

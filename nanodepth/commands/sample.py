@@ -8,18 +8,16 @@ from typing import Literal
 import torch
 
 from nanodepth.common.errors import Refused
-from nanodepth.common.options import read
-from nanodepth.common.seeds import seed_for
-from nanodepth.models.checkpoint import open_any
+from nanodepth.train import read
+from nanodepth.retrofit import seed_for
+from nanodepth.models.checkpoint import open_any, pick_device
 from nanodepth.scoring.likelihoods import encode
 from nanodepth.scoring.way import Ways, read_way
 from nanodepth.text.tokenizer import get_tokenizer, readable
-from nanodepth.training.processes import pick_device
 
 
 @dataclass(kw_only=True)
 class Options(Ways):
-    WORDS = ['run']
     run: str                   # a folder that train.py wrote, or a Hugging Face checkpoint
     prompt: str | None = None           # \n is a line break; None: prompts that suit the toy
     tokens: int = 64                    # how many to add
@@ -37,7 +35,7 @@ TOY_PROMPTS = {'JicDqySofUzgJicDqySofUzg': 'JicDqySofUzgJicDqySofUzg', 'w7j6z1q3
 
 
 def main(argv=None):
-    options = read(Options, argv, __doc__)
+    options = read(Options, argv, ['run'])
     if 0 < options.temperature < 1e-3:
         raise Refused(f'--temperature={options.temperature:g} is too small (at least 0.001): 0 '
                       'takes the likeliest token each time')

@@ -12,7 +12,7 @@ import numpy as np
 
 from nanodepth.commands.evaluate import print_tables, rows_of
 from nanodepth.common.errors import Refused
-from nanodepth.common.options import read
+from nanodepth.train import read
 from nanodepth.scoring.lm_eval_scores import SHARES
 from nanodepth.scoring.scores import Asked, Subject, compared, notes_beside
 from nanodepth.scoring.way import Way, Ways, depth_in, layers_and_order, read_ways
@@ -25,7 +25,6 @@ from nanodepth.report.tables import (error_of, mean, named_after, number, over_s
 
 @dataclass(kw_only=True)
 class Options(Ways, Asked):
-    WORDS = ['models']
     models: list[str]           # folders that train.py wrote, or Hugging Face checkpoints
     blocks: tuple[int, ...] = ()    # instead of other ways: every block of so many layers ...
     times: tuple[int, ...] = (2,)   # ... run so many times
@@ -153,7 +152,7 @@ def search(name, path, options, notes):
 
 
 def main(argv=None):
-    options = read(Options, argv, __doc__)
+    options = read(Options, argv, ['models'])
     options.out = options.out or Path('out/sweeps') / f'{named_after(options, "best")}.csv'
     paths = named_models(options.models)
     notes = notes_beside(options.out)

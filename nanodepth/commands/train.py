@@ -1,27 +1,35 @@
-"""The command train: the list of configs, --help and --dry_run. The rest is train.py's main."""
-from nanodepth import ROOT, train as train_file
-from nanodepth.commands import cost
-from nanodepth.common.options import docstring_of, read
-from nanodepth.train import Config, read_config  # noqa: F401 (a command reads its config here)
+"""Train a model by a config: train.py, whose parent may be a Hugging Face checkpoint here.
+Usage: nanodepth train CONFIG [--name=value ...] [--dry_run]     (--help lists the settings)
+"""
+import ast
 
-USAGE = 'usage: python train.py CONFIG [--name=value ...] [--dry_run]'
+import torch
+
+from nanodepth import ROOT
+from nanodepth.commands import cost
+from nanodepth.common.errors import refusing
+from nanodepth.models.checkpoint import data_of, open_path
+from nanodepth.train import Config, read, train
+
+
+def open_parent(path, classes):
+    state, model = open_path(path, classes=classes)
+    return model, state | dict(data=data_of(path, state))
 
 
 def main(argv):
-    explain(argv) or train_file.main(argv)
-
-
-def explain(argv):
-    "Say what was asked for instead of training, or return False."
     if not argv:
-        print(USAGE + '      (--help lists the settings)')
+        print(*__doc__.splitlines()[1:], sep='\n')
         for path in sorted((ROOT / 'config').glob('[!_]*.py')):
             if not path.name.startswith('compare_'):        # for nanodepth compare
-                print(f'  {f"config/{path.name}":44}{docstring_of(path).partition(chr(10))[0]}')
+                about = ast.get_docstring(ast.parse(path.read_text(encoding='utf-8'))) or ''
+                print(f'  {f"config/{path.name}":44}{about.partition(chr(10))[0]}')
         raise SystemExit(2)
-    if {'-h', '--help'} & set(argv):
-        read(Config, argv, f'{USAGE}\n\n{train_file.__doc__ or ""}')
     if any(arg.partition('=')[0] == '--dry_run' for arg in argv):
-        cost.main(argv)
-        return True
-    return False
+        return cost.main(argv)
+    with refusing(torch.OutOfMemoryError, why=lambda error: 'the GPU has too little memory for a '
+                  'step: compute it in more pieces by a higher --grad_accum (the result is the '
+                  'same), or in fewer rows by a lower --batch_size'):
+        stopped = train(read(Config, argv), open_parent)
+    if stopped:         # make or a scheduler must not take the run for finished
+        raise SystemExit(128 + stopped)

@@ -11,17 +11,7 @@ import pickle
 import re
 from pathlib import Path
 
-from nanodepth import ROOT
 from nanodepth.common.errors import Refused, say
-
-
-def find(path):
-    "A config or a dataset: in the current folder, else beside the code."
-    here = Path(path)
-    beside_the_code = ROOT / path
-    if not here.exists() and beside_the_code.exists():
-        return beside_the_code
-    return here
 
 
 @contextlib.contextmanager

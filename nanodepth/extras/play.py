@@ -20,13 +20,12 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from nanodepth.common.errors import Refused, check_choice, refusing
-from nanodepth.common.files import read_json, reading, replace
-from nanodepth.common.options import read
-from nanodepth.grow import growths
-from nanodepth.training.plan import operator
+from nanodepth.common.files import read_json, replace
+from nanodepth.train import read
 from nanodepth.looping.layers import MIDDLE
 from nanodepth.models import checkpoint
-from nanodepth.models.checkpoint import build_model, load, load_model, refuse_missing
+from nanodepth.models.checkpoint import load_model, open_path, refuse_missing
+from nanodepth.report.logs import read_log
 from nanodepth.report.plot import figure, show
 from nanodepth.report.tables import run_names
 from nanodepth.retrofit import core_of, parts_of
@@ -55,21 +54,20 @@ def stages_of(run):
     """[(its file, model, copies)] from shallow to deep: layer i began as layer copies[i] of the
     stage before; the first has None. Without the stages there is only the model as it is in the
     end."""
-    state = load(run)
-    model = build_model(state, run).eval()
+    state, model = open_path(run)
+    model.eval()
     config = state.get('config') or {}
     stages = []
     copies = None
-    depth = len(model.layers)
-    if config.get('grow'):
+    if config.get('grow') and (Path(run) / 'log.jsonl').exists():
         kept = checkpoint.stages_of(run)
+        orders = [line['grown']['origin'] for line in read_log(run) if 'grown' in line]
         n = config['grow_block']
-        while n < depth and n in kept:
-            stages.append((kept[n], load_model(kept[n]), copies))
-            with reading(run):
-                copies = growths(operator(config['grow']), n, depth, config['grow_block'])[0]
-            n = len(copies)
-        if n < depth:           # not all were kept
+        for order in orders:
+            if n in kept:
+                stages.append((kept[n], load_model(kept[n]), copies))
+            copies, n = order, len(order)
+        if len(stages) < len(orders):           # not all were kept
             stages = []
             copies = None
     return [*stages, (run, model, copies)]
@@ -399,7 +397,6 @@ def inside(kind, name, text):
 
 @dataclass
 class Options:
-    WORDS = ['runs']
     # folders that train.py wrote (with --keep_stages=true, their smaller models are on the page
     # too), or one Hugging Face checkpoint
     runs: list[str]
@@ -411,7 +408,7 @@ class Options:
 
 
 def main(argv=None):
-    options = read(Options, argv, __doc__)
+    options = read(Options, argv, ['runs'])
     for run in options.runs:
         refuse_missing(run)
         if not str(run).isprintable():

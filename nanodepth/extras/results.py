@@ -12,7 +12,7 @@ from pathlib import Path
 from nanodepth import ROOT
 from nanodepth.common.errors import Refused, check_choice
 from nanodepth.common.files import replace
-from nanodepth.common.options import read
+from nanodepth.train import read
 from nanodepth.extras.claims import verdicts
 from nanodepth.report.contrasts import MARGINS, Contrast
 from nanodepth.report.tables import mean, read_rows, where
@@ -182,7 +182,6 @@ def made(text, tables):
 
 @dataclass
 class Options:
-    WORDS = ['files']
     # the texts whose tables are made; none: all of TEXTS
     files: list[str] = field(default_factory=list)
     rows: Path = ROOT / 'docs/results'      # where claims.toml and the CSV files are
@@ -190,7 +189,7 @@ class Options:
 
 
 def main(argv=None):
-    args = read(Options, argv, __doc__)
+    args = read(Options, argv, ['files'])
     files = [Path(file) for file in args.files] or [ROOT / name for name in TEXTS]
     texts = {file: file.read_text(encoding='utf-8') for file in files}      # before the work
     spec = tomllib.loads((args.rows / 'claims.toml').read_text(encoding='utf-8'))

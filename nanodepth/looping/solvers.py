@@ -5,11 +5,12 @@ Usage: x = heun(g, x, K=3)      # three steps, each of two evaluations of g
 """
 import functools
 import inspect
+import math
+import numbers
 
 import torch
 
 from nanodepth.common.errors import Refused, check_choice
-from nanodepth.common.options import check_bounds
 from nanodepth.wrapper import naive, rk
 
 lerp = torch.lerp       # exactly x at 0 and y at 1, as wrapper.py says
@@ -211,6 +212,9 @@ PER_TOKEN = {*SOLVERS} - {'anderson'}
 BY_LAYER = {'layer_anchored_frozen'}        # these work layer by layer, and pin experts
 
 
+BOUNDS = dict(K=(1, math.inf), T=(1e-3, 1e3), beta=(0, 1), tol=(0, math.inf), m=(1, math.inf))
+
+
 def pick_solver(method, K, beta=None, **options):
     "(solver(g, x) with its K and options, how often it evaluates g at most), or one line why not."
     check_choice('method', method, list(SOLVERS))
@@ -222,7 +226,10 @@ def pick_solver(method, K, beta=None, **options):
         if option not in takes:
             raise Refused(f'the method {method!r} has no option {option!r}; it takes: '
                           f'{", ".join(takes) or "none"}')
-    check_bounds(dict(K=K, **options))
+    for name, value in dict(options, K=K).items():
+        low, high = BOUNDS.get(name, (-math.inf, math.inf))
+        if isinstance(value, numbers.Real) and not low <= value <= high:
+            raise Refused(f'{name}={value} must be from {low} to {high}')
     options = {option: list(value) if isinstance(value, (tuple, range)) else value
                for option, value in options.items()}
     try:

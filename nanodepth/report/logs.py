@@ -5,88 +5,10 @@ Usage: groups = read_groups(['out/lidas-0', 'out/lidas-1'])     # {name: [the lo
 """
 import json
 import math
-import os
-import sys
 from pathlib import Path
 
-from tqdm import tqdm
-
 from nanodepth.common.errors import Refused
-from nanodepth.common.files import replace
 from nanodepth.report.tables import groups_of, run_names
-
-
-# the bar itself has ten places, however much stands behind it
-BAR = '{percentage:3.0f}%|{bar:10}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]'
-
-
-class Log:
-    """log.jsonl, a line for each logged step, and the progress bar. A run that resumes drops the
-    lines after its step first: it will write them again, so that a log has neither gaps nor doubles
-    wherever the run was cut off."""
-
-    def __init__(self, path, keep_up_to, steps=None, silent=False, online=None):
-        self.file, self.shown, self.steps, self.online = None, {}, steps, None
-        if online and not silent:       # the settings of a run that wandb shows, too
-            import wandb
-            self.online = wandb.init(project='nanodepth', name=Path(path).parent.name,
-                                     config=online)
-        # where nobody watches a bar, as under Slurm or nohup, a logged step is a line
-        self.plain = not silent and steps is not None and not sys.stderr.isatty()
-        self.bar = tqdm(total=steps, initial=max(0, keep_up_to), dynamic_ncols=True,
-                        disable=silent or steps is None or self.plain, bar_format=BAR)
-        if not silent:
-            kept = [line for line in read_lines(path) if line['step'] <= keep_up_to]
-            replace(path, ''.join(json.dumps(line) + '\n' for line in kept).encode())
-            self.file = open(path, 'a', encoding='utf-8')
-
-    def write(self, **line):
-        if self.file:
-            self.file.write(json.dumps(line) + '\n')
-            self.file.flush()
-            if self.online:
-                self.online.log(line, step=line['step'])
-            if 'depth' in line:
-                self.shown['layers'] = line['depth']
-            for name, short in dict(val_loss='val', loss='loss').items():
-                if name in line:
-                    self.shown[short] = f'{line[name]:.3f}'
-            self.shown |= {kind: f'{result["accuracy"]:.0%}'
-                           for kind, result in line.get('kinds', {}).items() if kind != 'text'}
-            self.bar.set_postfix(self.shown, refresh=False)
-            if self.plain:
-                print(in_words(line, self.steps), file=sys.stderr, flush=True)
-
-    def show_step(self, tokens_per_s, mfu):
-        "One step more on the bar; mfu: the share of the GPU's FLOPs that it used, or None."
-        self.shown['tok_s'] = f'{tokens_per_s:,.0f}'
-        if mfu is not None:
-            self.shown['mfu'] = f'{mfu:.0%}'
-        self.bar.update()
-
-    def sync(self):
-        "Force the log to the disk, as the checkpoint beside it is."
-        if self.file:
-            os.fsync(self.file.fileno())
-
-    def close(self):
-        self.bar.close()
-        if self.file:
-            self.file.close()
-        if self.online:
-            self.online.finish()
-
-
-UNITS = dict(val_loss='validation loss {:.4f}', loss='loss {:.4f}', lr='rate {:.2e}',
-             n_layer='{} layers', tokens_per_s='{:,} tokens/s', mfu='{:.1%} of the peak',
-             memory_gb='{:.1f} GB')
-
-
-def in_words(line, steps):
-    "A line of the log for a reader, such as `step 10 of 600: loss 3.2000, rate 4.00e-03, ...`."
-    parts = [text.format(line[name]) for name, text in UNITS.items()
-             if line.get(name) is not None]
-    return f'step {line["step"]} of {steps}: {", ".join(parts)}'
 
 
 def read_lines(path):

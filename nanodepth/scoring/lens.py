@@ -8,7 +8,6 @@ import torch.nn as nn
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from nanodepth.common.losses import LARGE_VOCABULARY
 from nanodepth.probe import plain_order
 
 
@@ -69,9 +68,9 @@ def train_lens(model, loader, steps=250, lr=1e-3, progress=False, batches=None):
         p.requires_grad_(False)
     try:
         for step in tqdm(range(steps), 'lens', unit='step', leave=False, disable=not progress):
-            tokens, _ = loader.batch(batches[step % len(batches)] if batches else step)
+            tokens, *_ = loader.batch(batches[step % len(batches)] if batches else step)
             streams = streams_behind(model, tokens.to(device))
-            if model.config.vocab_size >= LARGE_VOCABULARY:
+            if model.config.vocab_size >= 16_384:
                 drawn = torch.Generator().manual_seed(step)
                 some = torch.randperm(tokens.numel(), generator=drawn)[:POSITIONS].to(device)
                 streams = streams.flatten(1, 2)[:, some]

@@ -9,9 +9,9 @@ import torch
 from tqdm import tqdm
 
 from nanodepth.common.errors import Refused
-from nanodepth.common.losses import LOGITS_AT_ONCE      # the largest tensors here
 from nanodepth.looping.layers import device_of, is_ours, loop_of, width_of
 from nanodepth.looping.patch import windows_of
+from nanodepth.scoring.measure import LOGITS_AT_ONCE      # the largest tensors here
 from nanodepth.text.primitives import continuation
 from nanodepth.text.tokenizer import start_of_document
 

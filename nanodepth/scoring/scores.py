@@ -17,17 +17,17 @@ from tqdm import tqdm
 
 from nanodepth import __version__
 from nanodepth.common.errors import Refused, say
-from nanodepth.common.files import find, on_hub, refuse_unwritable
-from nanodepth.models.checkpoint import is_hugging_face, open_any
+from nanodepth.common.files import on_hub, refuse_unwritable
+from nanodepth.models.checkpoint import is_hugging_face, open_any, pick_device
 from nanodepth.models.hf import answer_of
 from nanodepth.retrofit import core_of
 from nanodepth.scoring.likelihoods import log_likelihoods
 from nanodepth.scoring.lm_eval_scores import Harness, check_tasks
-from nanodepth.training.processes import pick_device
 from nanodepth.report.tables import Score, beside, error_of, mean, p_value
-from nanodepth.text.loader import Loader
-from nanodepth.training.measure import measured
+from nanodepth.scoring.measure import measured
+from nanodepth.text.loader import Rows, how_to_prepare
 from nanodepth.text.primitives import TASKS, TOY_TASKS, few_shot
+from nanodepth.train import find
 from nanodepth.text.tokenizer import (get_tokenizer, local_folder, refuse_another_tokenizer,
                                       tokenizer_file)
 
@@ -137,8 +137,9 @@ def open_data(path, state, model, data, seed=0, rows=None):
         raise Refused(f'{path} does not say what it was trained on: give --data, a dataset for '
                       'its tokenizer')
     context = c.get('context', min(model.config.context - len(starts), 512))
-    loader = Loader(data, rows or c.get('batch_size', 4), context, split='val', seed=seed,
-                    vocab_size=model.config.vocab_size, starts=starts)
+    if not is_there(data):
+        raise Refused(f'there is no dataset at {data}; {how_to_prepare(data)}')
+    loader = Rows(data, rows or c.get('batch_size', 4), context, seed=seed, starts=starts)
     refuse_another_tokenizer(path, loader)
     return loader
 
@@ -242,7 +243,7 @@ class Subject:
         state = like.state if like and asked.data else self.state
         val = open_data(self.path, self.state | dict(config=state.get('config')), self.answer,
                         asked.data)
-        row = len(val.starts) + val.sets[0].context
+        row = len(val.starts) + val.context
         if row > self.answer.config.context:
             raise Refused(f'{self.path} reads {self.answer.config.context} tokens, but the rows of '
                           f'the first model have {row}: name this one first')
@@ -253,9 +254,9 @@ class Subject:
         val = self.val
         if not val:
             return 'no data'
-        folders = ', '.join(f'{share / sum(val.quota):.0%} {each.folder}'
-                            for each, share in zip(val.sets, val.quota))
-        return f'{val.batch_size} rows of {val.sets[0].context} tokens a batch, {folders}'
+        folders = ', '.join(f'{share / sum(val.quota):.0%} {folder}'
+                            for folder, share in zip(val.folders, val.quota))
+        return f'{val.batch_size} rows of {val.context} tokens a batch, {folders}'
 
     def check(self, ways):
         "Refuse what this model cannot do, before an hour is spent."
@@ -303,8 +304,7 @@ class Subject:
 
     def mark(self):
         "What a note counts for: these files of a checkpoint, all that is asked, and our version."
-        rows = (self.val.shares(), self.val.forms(), self.val.checksums(), self.val.batch_size,
-                self.val.sets[0].context) if self.val else None
+        rows = (self.val.kept(), self.val.batch_size, self.val.context) if self.val else None
         asked = [getattr(self.asked, each.name) for each in fields(Asked)]
         said = [self.files, rows, asked, str(next(self.model.parameters()).dtype), __version__]
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:24]

@@ -28,9 +28,10 @@ from tqdm import tqdm
 from nanodepth.common.errors import Refused, check_choice, refusing
 from nanodepth.common.files import (claim, fresh, hash_of, read_json, remove_leftovers, replace,
                                     write_json)
-from nanodepth.common.options import read
+from nanodepth.train import read
 from nanodepth.text.loader import shares
-from nanodepth.text.tokenizer import fingerprint, get_tokenizer, start_of_document, token_type
+from nanodepth.text.tokenizer import (copy_tokenizer, fingerprint, get_tokenizer,
+                                      start_of_document, token_type)
 
 KINDS = {'.parquet': 'parquet', '.jsonl': 'json', '.json': 'json', '.gz': 'json', '.zst': 'json'}
 
@@ -277,6 +278,7 @@ def make(source, folder, budget, options, pool, bar):
             raise Refused(f'{folder}: no document is for {split}. By its text, one of '
                           f'{options.val_every} is for validation: give more documents and '
                           '--tokens, and another --out')
+        copy_tokenizer(options.tokenizer, folder)
         write_json(folder / f'{split}.json', made)
     return made
 
@@ -313,7 +315,6 @@ def refuse_taken(out, names):
 
 @dataclass
 class Options:
-    WORDS = ['mixture']
     tokens: str                         # to train on, over all sources: 10B, 500M
     mixture: str | None = None          # which data, where there are several mixtures
     tokenizer: str = 'HuggingFaceTB/cosmo2-tokenizer'       # what the model reads
@@ -326,7 +327,7 @@ class Options:
 
 def prepare(mixtures, docstring, argv=None, out=None):
     "The command of a data/NAME/prepare.py: `mixtures` is {name: [Source]}."
-    options = read(Options, argv, docstring)
+    options = read(Options, argv, ['mixture'])
     name = next(iter(mixtures)) if len(mixtures) == 1 else options.mixture
     check_choice('mixture', name, mixtures)
     if options.source is not None:
@@ -351,4 +352,5 @@ def prepare(mixtures, docstring, argv=None, out=None):
                        if n < budget else '')
             bar.write(f'{out / source.name}: {n:,} tokens{repeats}')
         write_json(out / 'mixture.json', {each.name: each.share for each in mixtures[name]})
-    print(f'{out}: {tokens:,} tokens in the mixture; train.py --data={out} --dry_run looks at it')
+    print(f'{out}: {tokens:,} tokens in the mixture; nanodepth train --data={out} --dry_run looks '
+          'at it')

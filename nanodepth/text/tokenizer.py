@@ -12,8 +12,7 @@ import numpy as np
 import tiktoken
 
 from nanodepth.common.errors import Refused, refusing
-from nanodepth.common.files import (load_tensors, on_hub, read_json, read_run, reading,
-                                    replace)
+from nanodepth.common.files import on_hub, read_json, read_run, reading, replace
 
 END_OF_TEXT = '<|endoftext|>'
 TOKENIZER_FILES = ('tokenizer_config.json', 'special_tokens_map.json', 'generation_config.json',
@@ -67,8 +66,6 @@ def folder_of(name):
 def tokenizer_of_run(folder):
     "The name that a run's run.json gives its tokenizer; without one, what the checkpoint says."
     about = read_run(folder)
-    if not about:
-        about = load_tensors(folder / 'ckpt.pt')
     if not about.get('tokenizer'):
         raise Refused(f'{folder} does not say which tokenizer it reads: it has no tokenizer.json '
                       'and no run.json')
@@ -186,17 +183,11 @@ def fingerprint(tokenizer):
 
 def refuse_another_tokenizer(path, loader):
     "Data of another tokenizer than a model's is refused, also where its ids happen to fit."
-    dataset = loader.sets[0]
-    if fingerprint(get_tokenizer(path)) != dataset.fingerprint:
-        raise Refused(f'{dataset.folder} was made with the tokenizer {dataset.tokenizer!r}, which '
-                      f'is not that of {path}: make it with --tokenizer={path}')
-
-
-def refuse_changed_tokenizer(dataset, tokenizer):
-    "Data names its tokenizer, and another one may stand there by now."
-    if fingerprint(tokenizer) != dataset.fingerprint:
-        raise Refused(f'{dataset.folder} was made with another tokenizer than the one that is '
-                      f'{dataset.tokenizer!r} now: put that one back, or make the data anew')
+    own = fingerprint(get_tokenizer(path))
+    for folder, about in zip(loader.folders, loader.about):
+        if about['fingerprint'] != own:
+            raise Refused(f'{folder} was made with the tokenizer {about["tokenizer"]!r}, which is '
+                          f'not that of {path}: make it with --tokenizer={path}')
 
 
 def start_of_document(tokenizer):

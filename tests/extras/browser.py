@@ -66,10 +66,11 @@ def random_models(folder):
     shape = dict(vocab_size=257, n_embd=32, n_head=2, context=64)
     model, about = LM(ModelConfig(n_layer=2, **shape)), dict(config=dict(grow='lidas', grow_block=2))
     for n in (2, 4, 6):
-        save_run(folder / 'lidas', model, **about)
-        play.checkpoint.keep(folder / 'lidas', n)
+        save_run(folder / 'lidas', model, keep=f'ckpt-{n}.pt', **about)
         model = untie(model, lidas(n, 2))
     save_run(folder / 'lidas', model, **about)
+    growths = [json.dumps(dict(step=n, flops=0, grown=dict(origin=lidas(n, 2)))) for n in (2, 4, 6)]
+    (folder / 'lidas/log.jsonl').write_text('\n'.join(growths))
     save_run(folder / 'loop', LM(ModelConfig(n_layer=4, order=[0, 1, 2, 1, 2, 3], **shape)))
     save_run(folder / 'retrofit', surgery(LM(ModelConfig(n_layer=8, **shape)), '2-2-2', r=4))
     return [str(folder / name) for name in ('lidas', 'loop', 'retrofit')]

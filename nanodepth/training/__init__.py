@@ -1,1 +1,0 @@
-"What surrounds a training run: its plan, its folder, its processes, its optimizers."

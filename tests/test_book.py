@@ -1,0 +1,192 @@
+"The book stands alone, in an empty folder; and its reader of settings, which every command uses."
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+from conftest import ROOT, same, weights_of
+
+from nanodepth import BOOK
+from nanodepth.model import Refused
+from nanodepth.train import Config, in_steps, read
+
+TINY = ('--n_embd=32 --n_head=2 --head_dim=16 --n_layer=8 --steps=16 --batch_size=4 --context=32 '
+        '--eval_every=4 --eval_batches=1 --log_every=1 --device=cpu').split()
+STOP = '''
+import os
+import signal
+_calls = []
+
+
+def metric(model, loader):
+    _calls.append(1)
+    if os.environ.get('STOP') and len(_calls) == 3:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return {}
+'''
+ALONE = '''
+import sys
+from pathlib import Path
+HERE = Path(__file__).resolve().parent
+# neither the repo's root, nor an installed copy of it
+sys.path[:] = [each for each in sys.path if Path(each or '.').resolve() == HERE
+               or not (Path(each or '.') / 'model.py').exists()]
+
+
+class Alone:
+    def find_spec(self, name, *_):
+        if name.partition('.')[0] == 'nanodepth':
+            raise ImportError('the book stands alone')
+
+
+sys.meta_path.insert(0, Alone())
+'''
+
+
+# ------------------------------------------------------------------------------ in an empty folder
+
+def test_alone_in_an_empty_folder(tmp_path):
+    "The seven, config and one script: data, a run, a stop, a picture, a cut that trains."
+    for name in BOOK:
+        shutil.copy(ROOT / f'{name}.py', tmp_path)
+    shutil.copytree(ROOT / 'config', tmp_path / 'config')
+    (tmp_path / 'data/toy').mkdir(parents=True)
+    shutil.copy(ROOT / 'data/toy/prepare.py', tmp_path / 'data/toy')
+    (tmp_path / 'sitecustomize.py').write_text(ALONE)
+    (tmp_path / 'stop.py').write_text(STOP)
+
+    def python(*argv, status=0, **env):
+        done = subprocess.run(
+            [sys.executable, *argv], cwd=tmp_path, capture_output=True, text=True,
+            env=os.environ | dict(PYTHONPATH=str(tmp_path), OMP_NUM_THREADS='1') | env)
+        assert done.returncode == status, done.stderr
+        return done.stdout
+    python('data/toy/prepare.py', '--documents=300', '--text=0')
+    line = ['train.py', 'config/lidas.py', 'stop.py', *TINY]
+    said = python(*line, '--out_dir=out/parts', status=128 + signal.SIGTERM, STOP='1')
+    assert torch.load(tmp_path / 'out/parts/ckpt.pt', weights_only=True)['step'] == 9
+    said += python(*line, '--out_dir=out/parts')
+    for words in ('8 layers, 8 deep; the validation loss was', 'functions of the config: metric',
+                  'next: python probe.py out/parts', 'out/parts/loss.png: left'):
+        assert words in said
+    assert (tmp_path / 'out/parts/loss.png').stat().st_size > 10_000
+    lines = [                               # one after the other, as if each were typed
+        ['retrofit.py', 'out/parts', '2-2-2'],
+        ['train.py', *TINY, '--steps=3', '--init_from=out/parts_2-2-2', '--out_dir=out/core'],
+        [*line, '--out_dir=out/whole'], ['grow.py', '8', '2'], ['loop.py', '4-4x4-4'],
+        ['wrapper.py'], ['probe.py', 'out/whole', 'out/core']]
+    said = python('-c', f'''if True:
+        import runpy, sys
+        for sys.argv in {lines}:
+            runpy.run_path(sys.argv[0], run_name='__main__')
+        assert 'nanodepth' not in sys.modules
+        ''')
+    assert said.count('depth score') == 2
+    assert same(weights_of(tmp_path / 'out/whole'), weights_of(tmp_path / 'out/parts'))
+
+
+# ---------------------------------------------------------------------------------------- settings
+
+@pytest.mark.parametrize('words, message', [
+    ('--optimizer=adam', '--optimizer=adam must be muon or adamw or Callable; did you mean adamw.'),
+    ('--grow=lida', 'midas or lidas or stack or double .*did you mean lidas.'),
+    ('--stepz=3', '--stepz is no setting; did you mean steps?'),
+    ('--steps=many', '--steps=many must be int'), ('--steps=1.5', 'must be int'),
+    ('--steps', 'write --steps=VALUE'), ('--tie_embeddings=2', 'must be bool'),
+    ('--metric=f', 'must be'),
+    ('config/lida.py', 'no config config/lida.py; did you mean config/lidas.py?')])
+def test_a_mistake_is_a_line(words, message, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(Refused, match=message) as error:
+        read(Config, [words])
+    assert '\n' not in str(error.value)
+
+
+def test_what_is_written_in_several_ways(tmp_path):
+    c = read(Config, ['--tie_embeddings=True', '--steps=1e3', '--data=a,~/b', '--lr', '1',
+                      '--n_kv_head=none', '--out_dir=a=b', '--resume=false', '--wandb'])
+    assert (c.tie_embeddings, c.steps, c.lr, c.n_kv_head, c.out_dir, c.resume, c.wandb) == (
+        True, 1000, 1.0, None, 'a=b', False, True)
+    assert c.data == ['a', os.path.expanduser('~/b')] and type(c.lr) is float
+    assert read(Config, ['--order=0,1,1,0']).order == [0, 1, 1, 0]
+    path = tmp_path / 'c.py'
+    path.write_text('"doc"\nimport math\n_half = 20\nsteps = 2 * _half\nlr = 1\ndata = ("a", '
+                    '"b")\nn_kv_head = 2\n')
+    c = read(Config, ['--steps=50', str(path), '--n_kv_head=none'])     # a line is above a file
+    assert (c.steps, c.lr, c.data, c.n_kv_head) == (50, 1.0, ['a', 'b'], None)
+    assert type(c.lr) is float and type(c.steps) is int
+
+
+@dataclass
+class Options:
+    run: str
+    others: list[str] = field(default_factory=list)
+    K: tuple[int, ...] = (1,)           # how often
+    out: Path | None = None
+    x: Literal['K', 'T'] | None = None
+
+
+def test_every_command_reads_its_options_so(capsys):
+    options = read(Options, ['a', '--K=2,3', 'b', '--out', 'x.png', 'c'], ['run', 'others'])
+    assert options == Options('a', ['b', 'c'], (2, 3), Path('x.png'))
+    assert read(Options, ['a', '--K=2', '--x=T'], ['run']) == Options('a', [], (2,), None, 'T')
+    for argv, message in (([], 'run: none is given'), (['a', 'b'], 'b is one word too many'),
+                          (['a', '--K=2,x'], '--K=2,x must be')):
+        with pytest.raises(Refused, match=message):
+            read(Options, argv, ['run'])
+    with pytest.raises(SystemExit):
+        read(Options, ['--help'], ['run'])
+    assert '# how often' in capsys.readouterr().out
+
+
+def test_a_config_finds_its_neighbours_and_the_book(tmp_path, monkeypatch):
+    "Also where the book's names are those of somebody else's files, as they may be beside a wheel."
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, 'loop', os)
+    (tmp_path / 'own').mkdir()
+    (tmp_path / 'own/parent.py').write_text('import torch\nsteps = 7\n')
+    (tmp_path / 'own/helper.py').write_text('size = 3\n')
+    (tmp_path / 'own/loop.py').write_text('raise SystemExit("somebody else\'s")\n')
+    config = tmp_path / 'own/c.py'
+    config.write_text('from math import tau\nfrom parent import *\nfrom helper import size\n'
+                      'from loop import repeat_block\nfrom train import Config\n_half = 20\n'
+                      'n_layer = size\ndef init(new, old):\n    pass\ndef helper():\n    pass\n')
+    path = sys.path[:]
+    c = read(Config, ['own/c.py', '--decay_steps=0'])
+    assert (c.steps, c.n_layer, c.init.__globals__['Config']) == (7, 3, Config)
+    assert c.init.__globals__['repeat_block'] is sys.modules['nanodepth.loop'].repeat_block
+    assert sys.modules['loop'] is os and sys.path == path and 'helper' not in sys.modules
+    config.write_text('step = 3\n')
+    with pytest.raises(Refused, match='c.py: step is no setting; did you mean steps?'):
+        read(Config, ['own/c.py'])
+
+
+def test_a_config_is_text_and_no_archive_is_run(tmp_path):
+    "A checkpoint is a zip, and Python would run the __main__.py in one."
+    with zipfile.ZipFile(tmp_path / 'ckpt.pt', 'w') as archive:
+        archive.writestr('__main__.py', f'open({str(tmp_path / "ran")!r}, "w")')
+    with pytest.raises((SyntaxError, ValueError)):
+        read(Config, [str(tmp_path / 'ckpt.pt')])
+    assert not (tmp_path / 'ran').exists()
+
+
+def test_the_script_is_the_module(tmp_path):
+    "python train.py is nanodepth.train, where it reads its config, and no second copy of it."
+    path = tmp_path / 'c.py'
+    path.write_text("import sys\nimport nanodepth.train\nimport train\n"
+                    "main = sys.modules['__main__']\n"
+                    'raise SystemExit(7 if nanodepth.train is train is main else 8)\n')
+    assert subprocess.run([sys.executable, 'train.py', str(path)], cwd=ROOT).returncode == 7
+
+
+def test_shares_of_the_steps():
+    c = Config()
+    assert [in_steps(n, c.steps) for n in (c.warmup_steps, c.decay_steps)] == [50, 120]
+    assert [in_steps(n, 60) for n in (0, 1, 7.0, 0.5)] == [0, 1, 7, 30]
