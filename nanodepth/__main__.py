@@ -19,7 +19,6 @@ COMMANDS = {        # name: (module, what it does)
     'cut': ('commands.cut', 'another model of a trained one: recurrent, or with untied layers'),
     'sweep': ('commands.sweep', 'try many ways of running, judge the best on other data'),
     'probe': ('commands.probe', 'which layers models use: a page of pictures'),
-    'results': ('extras.results', 'the tables of docs/RESULTS.md, from the rows of seeds'),
 }
 
 

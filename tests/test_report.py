@@ -100,25 +100,16 @@ def test_a_picture_begins_where_the_warm_up_ends_and_says_each_jump():
 
 def test_what_training_costs_is_that_of_the_first_seed_and_a_partner_is_dashed():
     rows = [dict(run=run, seed=seed, step=step, flops=10.0 * step, tokens=2.0 * step,
-                 depth=1 + (step > 2), minutes=step * (1.0 + seed), loss=5.0 - step,
+                 depth=1 + (step > 2), loss=5.0 - step,
                  **{'x right': 0.5}) for run, seeds in (('a', 2), ('less', 1))
             for seed in range(seeds) for step in range(1, 6 - seed)]
     fig = plot.draw_costs(rows, ['loss', 'x right'], dict(a='a', less='a'))
-    assert [ax.get_xlabel() for ax in fig.axes[3:]] == [
-        'training FLOPs', 'tokens', 'minutes in steps (of one seed)']
-    mean, deeper, partner, _ = fig.axes[2].lines        # step 5 is not of both seeds
-    assert mean.get_xdata().tolist() == [1, 2, 3, 4] and mean.get_linestyle() == '-'
+    assert [ax.get_xlabel() for ax in fig.axes[2:]] == ['training FLOPs', 'tokens']
+    mean, deeper, partner, _ = fig.axes[1].lines        # step 5 is not of both seeds
+    assert mean.get_xdata().tolist() == [2, 4, 6, 8] and mean.get_linestyle() == '-'
     assert partner.get_linestyle() == '--' and partner.get_color() == mean.get_color()
-    assert deeper.get_xdata()[0] == 3
-    assert fig.axes[5].lines[0].get_ydata().tolist() == [50.0] * 4
-
-
-def test_the_seconds_of_a_run_hold_no_wait_for_kernels():
-    "Ten seconds of the first ten steps: then a second for each ten."
-    log = [dict(step=step, seconds=seconds) for step, seconds in
-           ((0, 0), (10, 11.0), (20, 12.0), (30, 13.0), (60, 16.0))] + [dict(step=70)]
-    seconds = [line.get('seconds') for line in report_runs.without_compiling(log)]
-    assert seconds == [0, 1, 2, 3, 6, None]
+    assert deeper.get_xdata()[0] == 6
+    assert fig.axes[3].lines[0].get_ydata().tolist() == [50.0] * 4
 
 
 def test_the_paired_tests_by_hand():

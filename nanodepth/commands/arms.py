@@ -1,51 +1,59 @@
 """The arms of a comparison. An arm is a named line: a config or another arm's name, with settings.
-In a line, {name} is the folder of another arm's model, and --flops=name stands for as many steps as
-that arm's FLOPs pay for. A line may also begin with a command, such as `cut {baseline} 2-2-2`.
-Usage: Arms({'baseline': 'config/baseline.py'}, Path('out/mine')).argv('baseline', seed=0)
+In a line, {name} is the folder of another arm's model, {seed} the seed, and --flops=name stands for
+as many steps as that arm's FLOPs pay for. A line may also begin with `cut`, as a command does.
+Usage: Arms({'baseline': 'config/baseline.py'}, Path('out/mine')).folder('baseline', seed=0)
 """
-import dataclasses
+import hashlib
+import json
 import math
 import re
 import shlex
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
-from nanodepth.commands.cost import planned
-from nanodepth.common.errors import Refused, nearest
+from nanodepth.commands import cut
+from nanodepth.commands.cost import stretches
+from nanodepth.common.errors import Refused, nearest, refusing
+from nanodepth.model import steps_in
 from nanodepth.models import checkpoint
-from nanodepth.scoring.scores import is_there
+from nanodepth.report.contrasts import is_same
+from nanodepth.scoring.scores import files_of, is_there, sources_of
 from nanodepth.text.loader import how_to_prepare, make_toy_data
-from nanodepth.train import Config, in_steps, read
+from nanodepth.train import (FREE, KNOWN, Config, Loader, as_written, in_steps, read,
+                             refuse_what_does_not_fit)
 
-COMMANDS = [path.stem for path in Path(__file__).parent.glob('[!_]*.py')]
+SCHEDULE = {'steps', 'warmup_steps', 'decay_steps'}
 
 
 @dataclass
 class Arm:
     words: list[str]        # of its command, with {name} where another arm's folder will stand
-    root: str               # the arm whose best rate it takes: itself, or what it is a variant of
-    command: str            # train, or what makes a model that is not asked
+    is_cut: bool            # it makes a model that is not asked
     flops: str | None       # the arm whose FLOPs it has
     begins: set[str]        # the arms whose models must be there before it can be planned
+    needs: set[str]         # the arms that must be known before it
 
 
 def read_arm(name, lines):
-    root, words = name, shlex.split(lines[name])
-    while words and words[0] in lines and words[0] != root:         # a variant, maybe of a variant
-        root, given = words[0], words[1:]
-        words = shlex.split(lines[root]) + given
-        if root == name or len(words) > 1000:
+    words, needs = shlex.split(lines[name]), set()
+    while words and words[0] in lines and words[0] != 'cut':        # a variant, maybe of a variant
+        if words[0] in needs | {name}:
             raise Refused(f'{name} is a variant of itself')
-    command = 'train'
-    if not words or not words[0].endswith('.py') and not words[0].startswith('--'):
-        command = words.pop(0) if words else ''
-        if command not in COMMANDS:
-            raise Refused(f'{name}: {command!r} is no config, arm or command'
-                          f'{nearest(command, [*lines, *COMMANDS])}')
+        needs.add(words[0])
+        words = shlex.split(lines[words[0]]) + words[1:]
+    if not words or words[0] != 'cut' and not words[0].startswith('--') and (
+            not words[0].endswith('.py')):
+        first = words[0] if words else ''
+        raise Refused(f'{name}: {first!r} is no config, no other arm and not `cut`'
+                      f'{nearest(first, lines)}')
     flops = [word.partition('=')[2] for word in words if word.startswith('--flops=')]
     words = [word for word in words if not word.startswith('--flops=')]
     begins = {*re.findall(r'\{([^{}]+)\}', ' '.join(words))} - {'seed'}
-    return Arm(words, root, command, flops[-1] if flops else None, begins)
+    needs |= begins | {*flops[-1:]}
+    for other in needs:
+        if other not in lines:
+            raise Refused(f'{name}: there is no arm {other}{nearest(other, lines)}')
+    is_cut = words[0] == 'cut'
+    return Arm(words[is_cut:], is_cut, flops[-1] if flops else None, begins, needs)
 
 
 class Arms(dict):
@@ -54,92 +62,92 @@ class Arms(dict):
     def __init__(self, lines, out, more=(), partners=False):
         super().__init__()
         self.out, self.more = out, [*more]
-        self.factors = {}       # {root: the factor of its own rate that was best}
-        self.totals = {}        # {(arm, seed): what its model costs}
         left = {name: read_arm(name, lines) for name in lines}
-        needs = {}
-        for name, arm in left.items():
-            needs[name] = arm.begins | ({arm.root, arm.flops} - {None, name})
-            for other in needs[name]:
-                if other not in left:
-                    raise Refused(f'{name}: there is no arm {other}{nearest(other, left)}')
         while left:
-            free = next((name for name in left if needs[name] <= self.keys()), None)
+            free = next((name for name in left if left[name].needs <= self.keys()), None)
             if free is None:
                 raise Refused(f'{", ".join(left)}: each needs another one of these first')
             self[free] = left.pop(free)
             if flops := self[free].flops:       # what that one begins from says what it costs
                 self[free].begins |= self[flops].begins
+        if not self.trained():
+            raise Refused('no arm is trained: an arm is a config with settings')
         for name in self.trained():
             self.refuse(name)
         if partners:
             self.add_partners()
 
     def trained(self):
-        return [name for name, arm in self.items() if arm.command == 'train']
+        return [name for name, arm in self.items() if not arm.is_cut]
 
-    def factor(self, name):
-        return self.factors.get(self[name].root, 1.0)
-
-    def folder(self, name, seed, factor=None):
-        "Where a run is; at the best rate of its arm, unless a factor is named."
-        factor = self.factor(name) if factor is None else factor
-        rate = '' if factor == 1 else f'_rate{factor:g}'
-        stem = re.sub(r'[^\w.=+-]+', '_', name)
-        return self.out / f'{stem}{rate}-{seed}'
-
-    def config(self, name, seed=0, factor=None):
-        "(the config of an arm as its line has it, the words for it with the folders of this seed)"
+    def config(self, name, seed=0):
+        "(the settings as an arm's line has them, the words for them with the folders of this seed)"
         def fill(match):
             return str(seed if match[1] == 'seed' else self.folder(match[1], seed))
         words = [re.sub(r'\{([^{}]+)\}', fill, word) for word in self[name].words]
-        folder = self.folder(name, seed, factor)
-        if self[name].command != 'train':
-            return None, [*words, f'--out={folder}']
-        words += [*self.more, f'--seed={seed}', f'--out_dir={folder}']
-        return read(Config, [*words, '--resume=false']), words      # whatever is in the folder
+        if self[name].is_cut:
+            return read(cut.Options, words, ['run', 'shape']), words
+        words += [*self.more, f'--seed={seed}']
+        return read(Config, words), words
 
-    def argv(self, name, seed, factor=None):
-        "What its command is given. The models that it begins from must be there."
+    def mark(self, name, seed=0):
+        """Eight letters of all that decides what an arm's model is, but for its seed: settings, the
+        source of functions and Steps, what the data say of themselves, and what it begins from."""
         arm = self[name]
-        config, words = self.config(name, seed, factor)
-        if arm.command != 'train':
-            return words
-        if arm.flops:
-            words += [f'--{key}={value}' for key, value in
-                      self.with_flops(name, config, self.total(arm.flops, seed)).items()]
-        factor = self.factor(name) if factor is None else factor
-        if factor != 1:
-            words += [f'--{key}={factor * value:.6g}' for key in ('lr', 'adamw_lr')
-                      if (value := getattr(config, key))]
-        return words
+        config, _ = self.config(name, seed)
+        settings, functions, data = vars(config) | dict(words=arm.words), [], []
+        if not arm.is_cut:
+            settings = as_written(config)
+            functions = [each for each in vars(config).values() if callable(each)]
+            functions += {*map(type, steps_in(config.order or ()))} - {*KNOWN.values()}
+            data = [Loader(config, each).kept()
+                    for each in (config.data, config.cooldown_data) if each]
+        left = FREE | {'seed', 'out', 'run', 'init_from'}
+        parent = config.run if arm.is_cut else config.init_from
+        files = files_of(parent) if parent and not arm.begins else None
+        others = [self.mark(other, seed) for other in sorted({*arm.begins, arm.flops} - {None})]
+        said = [{key: value for key, value in settings.items() if key not in left},
+                sources_of(functions), data, files, others, arm.is_cut]
+        return hashlib.sha256(json.dumps(said, default=str).encode()).hexdigest()[:8]
+
+    def folder(self, name, seed):
+        short = re.sub(r'[^\w.=+-]+', '_', name)[:30]
+        return self.out / f'{short}-{self.mark(name, seed)}-{seed}'
+
+    def argv(self, name, seed):
+        """(the settings of a run, the words of its command but for its folder). The models that it
+        begins from must be there."""
+        config, words = self.config(name, seed)
+        if flops := self[name].flops:
+            settings = self.with_flops(name, config, self.total(flops, seed))
+            words += [f'--{key}={value}' for key, value in settings.items()]
+            config = replace(config, **settings)
+        return config, words
 
     # ------------------------------------------------------------------------------ what it costs
 
     def total(self, name, seed):
         "The training FLOPs of its model, with all that it begins from."
-        key = name, seed if self[name].begins else 0
-        if key not in self.totals:
-            config = read(Config, self.argv(name, seed))
-            self.totals[key] = planned(config) + inherited(config)
-        return self.totals[key]
+        config, _ = self.argv(name, seed)
+        return planned(config) + inherited(config)
 
     def with_flops(self, name, config, flops):
         """The settings with which a config costs so many FLOPs: its steps, its own warm-up if that
         fits, and a cool-down in proportion, unless the line has one. In a model that grows the cost
         is not quite in proportion to the steps, so it is tried again."""
         settings = dict(steps=config.steps)
-        keeps = [word for word in self[name].words if word.startswith('--decay_steps=')]
+        named = {word.partition('=')[0] for word in self[name].words}
         for _ in range(20):
-            now = dataclasses.replace(config, **settings)
+            now = replace(config, **settings)
             steps = round(now.steps * (flops - inherited(config)) / planned(now))
             if steps < 1:
                 raise Refused(f'{name}: the FLOPs of {self[name].flops} pay for less than a step')
-            shorter = in_proportion(config, steps)
-            decay = in_steps(config.decay_steps, config.steps) if keeps else shorter['decay_steps']
-            warmup = in_steps(config.warmup_steps, config.steps)
+            warmup, decay = (in_steps(length, config.steps)
+                             for length in (config.warmup_steps, config.decay_steps))
+            if '--decay_steps' not in named:
+                decay = max(round(decay * steps / config.steps), min(1, decay))
             if warmup + decay > steps:
-                warmup = shorter['warmup_steps']
+                warmup = warmup * steps // config.steps
             before, settings = settings, dict(steps=steps, warmup_steps=warmup, decay_steps=decay)
             if settings == before:
                 break
@@ -150,38 +158,54 @@ class Arms(dict):
         try:
             config, _ = self.config(name)
             make_toy_data([config.data, config.cooldown_data])
-            for data in filter(None, (config.data, config.cooldown_data)):
-                if not is_there(data):
-                    raise Refused(f'there is no dataset at {data}; {how_to_prepare(data)}')
-            if not self[name].begins:
-                self.total(name, 0)
+            data = {key: value for key in ('data', 'cooldown_data')
+                    if (value := getattr(config, key))}
+            for each in data.values():
+                if not is_there(each):
+                    raise Refused(f'there is no dataset at {each}; {how_to_prepare(each)}')
+            if self[name].begins:
+                return
+            config, _ = self.argv(name, 0)
+            model = stretches(config)[-1][1]
+            parent = checkpoint.state_of(config.init_from) if config.init_from else {}
+            lengths = {key: in_steps(getattr(config, key), config.steps)
+                       for key in ('warmup_steps', 'decay_steps')}
+            loaders = {key: Loader(config, each) for key, each in data.items()}
+            with refusing(AssertionError):
+                refuse_what_does_not_fit(replace(config, **lengths), model, loaders, parent)
         except Refused as error:
             raise Refused(str(error) if name in str(error) else f'{name}: {error}') from None
 
     def add_partners(self):
         """For each arm that costs more or less than the first one, the first one with as many
-        FLOPs. Arms of equal cost share a partner."""
+        FLOPs. Arms of equal cost share a partner; what an arm costs that begins from a model, may
+        be another number for each seed."""
         first, *others = self.trained()
-        costs = [self.total(first, 0)] if not self[first].begins else []
+        fixed = {name: not (self[name].begins or self.config(name)[0].init_from)
+                 for name in (first, *others)}
+        costs = [self.total(first, 0)] if fixed[first] else []
         for name in others:
-            begins = self[name].begins
-            if self[name].flops or not begins and any(is_same(self.total(name, 0), cost)
-                                                      for cost in costs):
+            if self[name].flops or fixed[name] and any(is_same(self.total(name, 0), cost)
+                                                       for cost in costs):
                 continue
-            partner = f'{first}, FLOPs of {name}'
-            self[partner] = dataclasses.replace(self[first], flops=name,
-                                                begins=begins | self[first].begins)
-            if not begins:
-                self.refuse(partner)
+            partner = f'{first} with the FLOPs of {name}'
+            self[partner] = replace(self[first], flops=name,
+                                    begins=self[name].begins | self[first].begins)
+            if fixed[name]:
                 costs.append(self.total(name, 0))
+            self.refuse(partner)
+
+    def partners_of(self, name):
+        "The arms that are another one with other FLOPs, and perhaps with a cool-down of their own."
+        def settings(other):
+            words = self.config(other)[0]
+            return {key: value for key, value in as_written(words).items() if key not in SCHEDULE}
+        return [other for other in self.trained()
+                if self[other].flops and not self[name].flops and settings(other) == settings(name)]
 
 
-def in_proportion(config, steps):
-    "Warm-up and decay of a run of so many steps: the same shares of them as in its config."
-    warmup, decay = (in_steps(length, config.steps)
-                     for length in (config.warmup_steps, config.decay_steps))
-    return dict(warmup_steps=warmup * steps // config.steps,
-                decay_steps=max(round(decay * steps / config.steps), min(1, decay)))
+def planned(config):
+    return sum(flops for *_, flops in stretches(config)) * config.batch_size * config.context
 
 
 def inherited(config):
@@ -190,8 +214,3 @@ def inherited(config):
         return 0
     flops = checkpoint.cost_of(checkpoint.state_of(config.init_from))
     return 0 if math.isnan(flops) else flops
-
-
-def is_same(flops, others):
-    "Are two costs compared as equal ones? Steps are whole, so they are never quite equal."
-    return abs(flops - others) <= 0.02 * others

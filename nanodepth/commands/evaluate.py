@@ -2,6 +2,7 @@
 way is compared with the model as it is, question by question. Beside a change stand its error and
 p, which is the probability of so uneven a split of the questions if up were as likely as down.
     nanodepth evaluate out/lidas out/baseline --tasks=toy_assign/0-4 --window=mid4 --K=2,3
+    nanodepth evaluate out/lidas-* out/baseline-* --against=baseline        # seed by seed
 """
 import math
 from dataclasses import dataclass
@@ -10,13 +11,15 @@ from typing import Literal
 
 from tqdm import tqdm
 
-from nanodepth.common.errors import Refused
+from nanodepth.common.errors import Refused, check_choice
 from nanodepth.train import read
 from nanodepth.retrofit import core_of
-from nanodepth.scoring.scores import Asked, Subject, compared, interval, notes_beside
+from nanodepth.scoring.scores import (Asked, Subject, compared, interval, notes_beside,
+                                      parse_tasks)
 from nanodepth.scoring.way import Way, Ways, layers_and_order, name_of, read_ways
 from nanodepth.looping.layers import is_ours
 from nanodepth.models.checkpoint import cost_of, named_models
+from nanodepth.report.contrasts import beside, difference, spelled
 from nanodepth.report.plot import PICTURES, draw_curves, show
 from nanodepth.report.tables import (change_in_words, columns, groups_of, named_after, number,
                                      over_seeds, where, write_csv)
@@ -29,6 +32,9 @@ class Options(Ways, Asked):
     models: list[str]
     # its axis: what the ways differ in; None: they stand beside each other
     x: Literal['r', 'K', 'T', 'beta', 'shots'] | None = None
+    # groups of seeds: every other one is compared with the first of these, seed by seed, and with
+    # each of the rest that had as many training FLOPs
+    against: tuple[str, ...] = ()
     # the numbers as CSV; .png is drawn, with the CSV beside it; None: out/evals/ASKED.csv
     out: Path | None = None
 
@@ -42,14 +48,17 @@ def facts(state, model, way=Way(), runs=None):
         if is_ours(model):
             how = dict(backprop_depth=core.r) if (core := core_of(model)) else {}
             flops = model.flops_per_token(**how) // 3
+    config = state.get('config') or {}          # of what a run begins from, tokens are not kept
+    tokens = math.nan if config.get('init_from') else state.get('tokens', math.nan)
     return dict(loop=name_of(order), unique=len(layers), depth=runs or len(order),
                 params=sum(p.numel() for p in model.parameters()), inference_flops=flops,
-                training_flops=cost_of(state))
+                training_flops=cost_of(state), tokens=tokens)
 
 
 def rows_of(name, group, subject, ways, found):
     """[a row for each way and measure] of {way: {measure: Score}}; the first way is the plain
-    one."""
+    one. `data` is what the measure was taken on, where that is no task."""
+    tasks = tuple(name for names in parse_tasks(subject.asked.tasks) for name in names)
     seed = (subject.state.get('config') or {}).get('seed', 0)
     rows = []
     for way in ways:
@@ -61,7 +70,8 @@ def rows_of(name, group, subject, ways, found):
             row = dict(run=name, group=group, seed=seed, way=str(way), layers=layers,
                        measure=measure, kind=score.kind, mean=score.mean, error=score.error,
                        n=len(score.answers) or None, chance=score.chance, change=change.mean,
-                       change_error=change.error, p=change.p) | about
+                       change_error=change.error, p=change.p,
+                       data='' if measure.startswith(tasks) else subject.data()) | about
             if score.kind == 'share' and score.answers and {*score.answers} <= {0, 1}:
                 row['low'], row['high'] = interval(sum(score.answers), len(score.answers))
             rows.append(row)
@@ -114,8 +124,53 @@ def print_tables(rows):
     if any(row['error'] is not None for row in rows):
         ways = len({row['way'] for row in rows}) > 1
         print('in (): one standard error' + '; in []: the change from the model as it is' * ways)
+    say_few(rows)
 
 
+def say_few(rows):
+    few = min((row['n'] for row in rows if row['n']), default=FEW)
+    if few < FEW:
+        print(f'{few:.0f} answers or rows decide nothing: ask more, by --n, --batches or --limit')
+
+
+def print_differences(rows, bases, measures=(), margins={}):
+    """For each measure a table: the means over seeds, and how they differ from others, seed by
+    seed. bases: {group: the groups it is compared with}."""
+    plain, compared_here = str(Way()), 0
+    costs = {row['group']: row['training_flops'] for row in rows}
+    base = next(iter(bases.values()), [''])[0]
+    for measure in measures or dict.fromkeys(row['measure'] for row in rows):
+        lines = [['model', 'way', 'FLOPs', 'seeds', measure, 'compared with', 'difference', 'p',
+                  'so many seeds say']]
+        here = where(rows, measure=measure)
+        for group, way in dict.fromkeys((row['group'], row['way']) for row in here):
+            its = where(here, group=group, way=way)
+            others = {other: where(here, group=other, way=plain, data=its[0]['data'])
+                      for other in bases.get(group, ())}
+            pairs = beside(its, {other: its for other, its in others.items() if its})
+            if way != plain:
+                pairs = [(plain, where(here, group=group, way=plain))]
+            share = costs[group] / costs.get(base, math.nan)
+            first = [group, way, '' if math.isnan(share) else f'{share:.0%}', f'{len(its)}',
+                     spelled([row['mean'] for row in its], its[0]['kind'])]
+            for words, other in pairs or [('', [])]:
+                lines.append(first + [words, *difference(its, other, margins)])
+                compared_here += bool(other)
+                first = [''] * len(first)
+        if {line[1] for line in lines[1:]} <= {plain, ''}:
+            lines = [line[:1] + line[2:] for line in lines]
+        print(columns(lines), end='\n\n')
+    of = f', as a share of those of {base}' if base in costs else ''
+    print('± is half of a 95% interval over the seeds, p is of the differences seed by seed.\n'
+          f'FLOPs are those of training{of}.\nComparisons made here: {compared_here}. p is not '
+          'corrected for their number: of twenty\nwithout any difference, one has a p below 0.05 '
+          'by chance.')
+    if len({row['seed'] for row in rows}) < 2:
+        print('One seed decides nothing: two runs of one config may differ by as much.')
+    say_few([row for row in rows if not measures or row['measure'] in measures])
+
+
+FEW = 8             # answers or rows: fewer decide nothing
 AXES = dict(r='recurrences', K='steps K', shots='examples before the question')
 
 
@@ -156,6 +211,8 @@ def main(argv=None):
     paths = named_models(options.models)
     groups = groups_of(paths)
     out = options.out or Path('out/evals') / f'{named_after(options, "x")}.csv'
+    for name in options.against:
+        check_choice('--against', name, [*groups.values()])
     notes = notes_beside(out)
     rows = []
     first = None
@@ -176,6 +233,10 @@ def main(argv=None):
         raise Refused(f'--r={options.r} is for models with a recurrent core, and none of these has '
                       'one')
     print_tables(over_seeds(rows, ['way', 'measure'], ['mean', 'change']))
+    if options.against:
+        print()
+        print_differences(rows, {group: options.against for group in groups.values()
+                                 if group not in options.against})
     write_csv(rows, out)
     if out.suffix in PICTURES:
         draw(rows, {str(way): way for way in ways}, options.x, out)

@@ -21,9 +21,8 @@ def main(argv):
     if not argv:
         print(*__doc__.splitlines()[1:], sep='\n')
         for path in sorted((ROOT / 'config').glob('[!_]*.py')):
-            if not path.name.startswith('compare_'):        # for nanodepth compare
-                about = ast.get_docstring(ast.parse(path.read_text(encoding='utf-8'))) or ''
-                print(f'  {f"config/{path.name}":44}{about.partition(chr(10))[0]}')
+            about = ast.get_docstring(ast.parse(path.read_text(encoding='utf-8'))) or ''
+            print(f'  {f"config/{path.name}":44}{about.partition(chr(10))[0]}')
         raise SystemExit(2)
     if any(arg.partition('=')[0] == '--dry_run' for arg in argv):
         return cost.main(argv)

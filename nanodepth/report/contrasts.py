@@ -12,6 +12,7 @@ ALPHA = 0.05
 POWER = 0.8
 # what would not matter, by unit
 MARGINS = dict(text=0.02, answers=0.05, points=5.0, layers=0.25, exponent=0.1)
+SAME = 0.02                 # of a cost. Steps are whole, so two costs are never quite equal
 
 
 def p_beyond(t, degrees):
@@ -50,6 +51,9 @@ class Contrast:
         self.mean = mean(self.a) - mean(self.b)
         self.error = standard_error(self.changes)
         self.known = self.n > 1 and math.isfinite(self.error)
+        # Shares of 200 questions move in half points, so two seeds often differ by as much. That
+        # says nothing of how far a third one would be.
+        self.all_equal = self.known and self.error <= 1e-9 * max(map(abs, self.a + self.b))
 
     def half(self, share):
         "Half the width of the confidence interval for this share."
@@ -60,10 +64,8 @@ class Contrast:
 
     @property
     def p(self):
-        if not self.known:
+        if not self.known or self.all_equal:
             return 1.0
-        if self.error == 0:
-            return float(self.mean == 0)
         return p_beyond(abs(self.mean / self.error), self.n - 1)
 
     @property
@@ -86,11 +88,15 @@ class Contrast:
         return -margin < low and high < margin
 
 
-def in_words(contrast, margin):
-    "What the seeds say of a difference of which nothing was claimed beforehand."
+def in_words(contrast, margin=None):
+    """What the seeds say of a difference of which nothing was claimed beforehand. Without a margin,
+    nothing is too small to matter."""
+    if contrast.all_equal:
+        return f'not resolved (the same in all {contrast.n} seeds)'
     if contrast.known and contrast.p < ALPHA:
         return 'lower' if contrast.mean < 0 else 'higher'
-    return 'no difference' if contrast.within(margin) else unresolved(contrast)
+    is_small = margin is not None and contrast.within(margin)
+    return 'no difference' if is_small else unresolved(contrast)
 
 
 def unresolved(contrast):
@@ -99,3 +105,61 @@ def unresolved(contrast):
     if not contrast.known:
         return f'not resolved ({contrast.n} seed{"s" * (contrast.n != 1)})'
     return f'not resolved ({contrast.smallest():.2g} would have shown)'
+
+
+# ----------------------------------------------------------------------- rows, beside other rows
+
+def spelled(values, kind, sign=''):
+    "A mean over seeds and half of its 95% interval: shares in percent, what has no unit in digits."
+    digits = f'{sign}.3g' if kind == 'score' else f'{sign}.1f' if kind == 'share' else f'{sign}.3f'
+    factor = 100 if kind == 'share' else 1
+    c = Contrast([factor * value for value in values], [0.0] * len(values))
+    half = '' if not c.known or c.all_equal else f' ± {c.half(0.95):{digits.strip("+")}}'
+    return f'{c.mean:{digits}}{half}'
+
+
+def margin_of(row, margins):
+    "The difference in a row's measure that would not matter; None where nobody has named one."
+    if row['kind'] == 'nats':
+        return MARGINS['answers' if row['measure'].endswith(' log_prob') else 'text']
+    return MARGINS['points'] if row['kind'] == 'share' else margins.get(row['measure'])
+
+
+def paired(rows, others):
+    "[(value, the others' value)] of the seeds that both have."
+    of_seed = {row['seed']: row['mean'] for row in others}
+    return [(row['mean'], of_seed[row['seed']]) for row in rows if row['seed'] in of_seed]
+
+
+def difference(rows, others, margins={}):
+    "[how far rows are from others seed by seed, its p, what so many seeds say of it]"
+    pairs = paired(rows, others)
+    if not pairs:
+        return ['', '', '']
+    share = 100 if rows[0]['kind'] == 'share' else 1
+    c = Contrast(*zip(*((share * a, share * b) for a, b in pairs)))
+    p = f'{c.p:.2g}' if c.known and not c.all_equal else ''
+    return [spelled([a - b for a, b in pairs], rows[0]['kind'], '+'), p,
+            in_words(c, margin_of(rows[0], margins))]
+
+
+def is_same(cost, other):
+    return abs(cost - other) <= SAME * other
+
+
+def mean_of(rows, column):
+    return mean([row[column] for row in rows])
+
+
+def beside(rows, bases):
+    """[(in words, other rows)] that the rows of one group, way and measure are compared with. A way
+    is compared with the model as it is. The model is compared with the first of `bases`, its rows
+    of that measure, and with each later one that had as many training FLOPs."""
+    pairs = []
+    for name, others in bases.items():
+        tokens, flops = (is_same(mean_of(rows, column), mean_of(others, column))
+                         for column in ('tokens', 'training_flops'))
+        equal = ['equal tokens'] * tokens + ['equal training FLOPs'] * flops
+        if not pairs or flops and not pairs[0][2]:
+            pairs.append((', '.join([name, ' and '.join(equal)]).removesuffix(', '), others, flops))
+    return [pair[:2] for pair in pairs]

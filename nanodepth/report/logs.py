@@ -49,19 +49,6 @@ def growths(log):
     return [line for line, before, now in zip(log[1:], deep, deep[1:]) if now > before]
 
 
-def without_compiling(log):
-    """The log with its first logged steps as fast as later ones: a run that finds no compiled
-    kernels waits for them there, and the next run does not."""
-    lines = [line for line in log if 'seconds' in line]
-    if len(lines) < 4:
-        return log
-    zero, first, second, third = lines[:4]
-    pace = (third['seconds'] - second['seconds']) / (third['step'] - second['step'])
-    waited = first['seconds'] - pace * (first['step'] - zero['step'])
-    return [line | dict(seconds=line['seconds'] - waited) if line.get('seconds') else line
-            for line in log]
-
-
 def kinds_of(groups):
     "The kinds of answers in {name: [one log per seed]}."
     lines = [line for group in groups.values() for log in group for line in log]

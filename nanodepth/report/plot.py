@@ -131,7 +131,7 @@ def answers_to(kind):
     return f'{kind}: % right'
 
 
-COSTS = dict(flops='training FLOPs', tokens='tokens', minutes='minutes in steps (of one seed)')
+COSTS = dict(flops='training FLOPs', tokens='tokens')
 
 
 def draw_costs(rows, values, like):
@@ -164,8 +164,8 @@ def draw_costs(rows, values, like):
                            answers_to(value.removesuffix(' right')))
     for ax, cost in zip(axes[-1], costs):
         ax.set_xlabel(COSTS[cost])
-    fig.legend(*axes[0][0].get_legend_handles_labels(), frameon=False, fontsize=9, ncols=3,
-               handlelength=4, loc='outside lower center')
+    fig.legend(*axes[0][0].get_legend_handles_labels(), frameon=False, fontsize=9, ncols=1,
+               handlelength=4, loc='outside lower center')      # names may be whole lines
     return fig
 
 

@@ -3,11 +3,14 @@ question gave, so two ways of running one model are compared question by questio
 their difference is then far smaller than that of a score.
 Usage: Subject('out/lidas', Asked(tasks='toy_assign/3')).scores(Way(window='mid4', K=3))
 """
+import ast
 import contextlib
 import hashlib
+import inspect
 import json
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -25,6 +28,7 @@ from nanodepth.scoring.likelihoods import log_likelihoods
 from nanodepth.scoring.lm_eval_scores import Harness, check_tasks
 from nanodepth.report.tables import Score, beside, error_of, mean, p_value
 from nanodepth.scoring.measure import measured
+from nanodepth.scoring.way import Way
 from nanodepth.text.loader import Rows, how_to_prepare
 from nanodepth.text.primitives import TASKS, TOY_TASKS, few_shot
 from nanodepth.train import find
@@ -199,6 +203,8 @@ class Asked:
     seed: int = 0               # of their draws
     limit: int | None = None    # documents of each task of lm-eval: to try, not to report
     chat: bool = False          # lm-eval with the chat template of the checkpoint
+    # in a file of arms: (model, validation data) gives {name: number} more of each model as it is
+    metric: Callable | None = None
     max_length: int | None = None       # tokens of a prompt and its answer; None: the context
     device: str = 'auto'        # auto: cuda, else mps, else cpu
     # auto: bfloat16 for what was published in 16 bits, where the device is fast at it
@@ -279,6 +285,14 @@ class Subject:
                     scores[f'{name} log_prob'] = log_prob
             if self.harness:
                 scores |= self.harness.scores(way)
+            if self.asked.metric and str(way) == str(Way()):
+                with torch.no_grad():
+                    numbers = self.asked.metric(self.model, self.val)
+                if taken := scores.keys() & numbers.keys():
+                    raise Refused(f'the metric gives {min(taken)!r}, which is measured already: '
+                                  'choose another name')
+                scores |= {name: Score('score', float(value), None, [])
+                           for name, value in numbers.items()}
             return scores
 
     def noted(self, ways, path):
@@ -305,7 +319,8 @@ class Subject:
     def mark(self):
         "What a note counts for: these files of a checkpoint, all that is asked, and our version."
         rows = (self.val.kept(), self.val.batch_size, self.val.context) if self.val else None
-        asked = [getattr(self.asked, each.name) for each in fields(Asked)]
+        asked = [getattr(self.asked, each.name) for each in fields(Asked) if each.name != 'metric']
+        asked += [sources_of([self.asked.metric])] if self.asked.metric else []
         said = [self.files, rows, asked, str(next(self.model.parameters()).dtype), __version__]
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:24]
 
@@ -322,6 +337,26 @@ def files_of(path):
             files.update(each.glob(f'*.{ending}'))
     return sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns)
                   for file in files if file.exists())
+
+
+def sources_of(functions):
+    """The files in which functions or classes stand, and those beside them that these import, as
+    Python code without remarks. So what a function calls is noticed, too, where it is edited."""
+    texts, todo = {}, []
+    for each in functions:
+        parts = vars(each).values() if inspect.isclass(each) else [each]
+        todo += [Path(part.__code__.co_filename) for part in parts if inspect.isfunction(part)]
+    while todo:
+        path = todo.pop()
+        if path in texts or not path.exists():
+            continue
+        tree = ast.parse(path.read_text(encoding='utf-8'))
+        texts[path] = ast.unparse(tree)
+        for node in ast.walk(tree):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ''] if isinstance(node, ast.ImportFrom) else []
+            todo += [path.with_name(f'{name.partition(".")[0]}.py') for name in names if name]
+    return sorted((path.name, text) for path, text in texts.items())
 
 
 def notes_beside(out):

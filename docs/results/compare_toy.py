@@ -1,8 +1,7 @@
 """README's toy table: ten models with eight seeds, what each is asked, and the probes of growing.
 
-nanodepth compare config/compare_toy.py --seeds=4-7: 70 minutes a seed on one thread. Its rows are
-those of docs/results/table, which have four seeds. With --more=... it is a trial, whose rows stand
-with its runs.
+nanodepth compare docs/results/compare_toy.py --seeds=4-7: 70 minutes a seed on one thread, in
+out/compare_toy. The rows of the first four seeds are those of docs/results/table.
 """
 from nanodepth import probe
 from nanodepth.model import steps_in
@@ -11,9 +10,7 @@ from nanodepth.report.tables import mean
 from nanodepth.scoring.measure import measure
 from nanodepth.text.loader import Rows
 
-rows = 'docs/results/table/page.csv'
 seeds = '8'
-threads = 1
 drawn = 'baseline', 'lidas', 'baseline_isoflops'
 tasks = 'toy_assign/0-5'
 seed = 7                # of the questions

@@ -6,20 +6,19 @@ from rows and from nothing else; and that the pages are what docs/results says.
 import json
 import math
 import re
+import runpy
 import tomllib
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
 
-from nanodepth.__main__ import main as nanodepth
-from nanodepth.common.errors import Refused
-from nanodepth.commands.compare import FACTS
+from nanodepth.report.contrasts import Contrast
 from nanodepth.report.logs import read_lines
 from nanodepth.report.tables import as_csv, read_rows
-from nanodepth.extras import results
-from nanodepth.extras.claims import holm, verdict, verdicts
-from nanodepth.report.contrasts import Contrast
+
+check = SimpleNamespace(**runpy.run_path(str(ROOT / 'docs/results/check.py')))
 
 
 def test_a_contrast_by_hand():
@@ -33,14 +32,26 @@ def test_a_contrast_by_hand():
 
 
 def test_holm_by_hand():
-    assert holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
-    assert holm([0.5, 0.9]) == [1.0, 1.0]
+    assert check.holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
+    assert check.holm([0.5, 0.9]) == [1.0, 1.0]
 
 
 def test_no_section_has_more_than_five_primary_claims():
     "Holm's correction is over them, so each one makes the others harder to show."
     claims = tomllib.loads((ROOT / 'docs/results/claims.toml').read_text())['claim']
     assert max(Counter(c['section'] for c in claims if c.get('primary')).values()) <= 5
+
+
+TABLES = {}
+
+
+def claim_of(contrast, direction):
+    "A claim about rows of which that contrast is the difference."
+    name = f'table {len(TABLES)}'
+    TABLES[name] = [dict(run=run, seed=seed, x=value) for run, values in (
+        ('a', contrast.a), ('b', contrast.b)) for seed, value in enumerate(values)]
+    return dict(table=name, measure='x', unit='answers', a=dict(run='a'), b=dict(run='b'),
+                direction=direction, primary=True)
 
 
 @pytest.mark.parametrize('changes, direction, said', [
@@ -51,18 +62,19 @@ def test_no_section_has_more_than_five_primary_claims():
     ([], 1, 'not measured yet')])
 def test_every_verdict(changes, direction, said):
     contrast = Contrast(changes, [0.0] * len(changes))
-    [(text, _)] = verdicts([contrast], [0.05], [direction])
-    assert re.match(said, text)
+    [(*_, text, p)] = check.judged([claim_of(contrast, direction)], TABLES)
+    assert re.match(said, text) and p == contrast.p
 
 
 def test_a_verdict_is_corrected_for_its_section():
     weak = Contrast([1.0, 2.0, 3.0, 1.0, 2.5], [0.0] * 5)       # p = .009 alone
     noise = [Contrast([1.0, -1.0, 0.5 * k, -0.4, 0.1], [0.0] * 5) for k in range(6)]
-    assert verdict(weak, weak.p, 0.05, 1) == 'holds'
-    several = verdicts([weak, *noise[:3]], [0.05] * 4, [1] * 4)
-    assert several[0][1] == pytest.approx(4 * weak.p) and several[0][0] == 'holds'
-    several = verdicts([weak, *noise, *noise], [0.05] * 13, [1] * 13)
-    assert several[0][0].startswith('not resolved')
+    assert check.verdict(weak, weak.p, 0.05, 1) == 'holds'
+    several = [claim_of(each, 1) for each in (weak, *noise, *noise)]
+    first, *_ = check.judged([*several[:4], several[5] | dict(primary=False)], TABLES)
+    assert first[3] == pytest.approx(4 * weak.p) and first[2] == 'holds'
+    first, *_, last = check.judged(several, TABLES)
+    assert first[2].startswith('not resolved')
 
 
 CLAIM = '''
@@ -96,7 +108,6 @@ stale
 <!-- end -->
 between
 <!-- table words --><!-- end -->
-| [`train.py`](train.py) | 0 | the loop |
 '''
 
 
@@ -114,25 +125,16 @@ def folder(tmp_path):
     return tmp_path
 
 
-def tables(folder, *more):
-    nanodepth('results', [f'{folder}/R.md', f'--rows={folder}', *more])
-    return (folder / 'R.md').read_text()
-
-
 def test_tables_by_hand(folder):
-    text = tables(folder)
+    tables = check.all_tables(folder)
+    text = check.made((folder / 'R.md').read_text(), tables)
     # lidas minus baseline: 0.5 + seed / 50, mean 0.54, sd sqrt(.001), t of 4 degrees 2.776
     assert '**+0.540** ± 0.039 (right: 50% against 50%) | 5 |' in text
     assert '| 0.0625 | holds |' in text.replace('0.062 |', '0.0625 |')
     assert '| growing | by +0.540 ± 0.039 nats: holds |\n| looping | 50.0 ± 0.0% |' in text
-    lines = len((ROOT / 'train.py').read_text().splitlines())
-    assert f'| [`train.py`](train.py) | {lines} | the loop |' in text
     assert '| cells | 50, +1.000 ± 0.000, 50% |' in text
     assert text.startswith('Before\n<!-- table growing -->') and 'stale' not in text
-    assert tables(folder, '--check') == text            # made again, it is the same
-    (folder / 'R.md').write_text(text.replace('+0.540', '+0.640'))
-    with pytest.raises(SystemExit):
-        tables(folder, '--check')
+    assert check.made(text, tables) == text             # made again, it is the same
 
 
 def test_a_difference_of_differences(folder):
@@ -140,30 +142,31 @@ def test_a_difference_of_differences(folder):
     claim = dict(measure='depth 4', unit='answers', a=dict(run='lidas', way='looped'),
                  less_a=dict(run='lidas', way='ordinary'), b=dict(run='baseline', way='looped'),
                  less_b=dict(run='baseline', way='ordinary'))
-    found = results.contrast(claim, rows)
+    found = check.contrast(claim, rows)
     assert found.n == 5 and found.mean == pytest.approx(0, abs=1e-6)
     assert found.a == pytest.approx([1] * 5)
-    found = results.contrast(claim | dict(part_b=0.5, shift_b=-0.25), rows)     # a margin
+    found = check.contrast(claim | dict(part_b=0.5, shift_b=-0.25), rows)     # a margin
     assert found.b == pytest.approx([0.25] * 5)
-    with pytest.raises(Refused, match='several rows of one seed'):
-        results.values_of(rows, dict(run='lidas'), 'depth 4')
+    with pytest.raises(AssertionError, match='several rows of one seed'):
+        check.values_of(rows, dict(run='lidas'), 'depth 4')
     # of rows that a side describes, those in which the measure has a number, and 0 is one
     rows = [dict(seed=seed, added=float(seed == 3), loss=loss)
             for seed, loss in enumerate((1.5, '', 0.0, 2.0))]
-    assert results.values_of(rows, dict(added=0), 'loss') == {0: 1.5, 2: 0.0}
+    assert check.values_of(rows, dict(added=0), 'loss') == {0: 1.5, 2: 0.0}
 
 
 # what tells the rows of a table apart, or where they were made
 KEYS = {'added', 'factor', 'value', 'layer', 'r', 'examples', 'measure', 'best', 'step', 'log',
-        'card', 'depth', 'K', 'reading', 'cache', 'answers', 'n', 'minutes', *FACTS} - {
-            'flops', 'parameters', 'seconds', 'all_seconds', 'tokens'}
+        'card', 'depth', 'K', 'reading', 'cache', 'answers', 'n', 'minutes', 'run', 'seed', 'way',
+        'lr', 'steps', 'all_flops', 'layers', 'val_loss', 'data', 'command', 'asked', 'commit',
+        'torch', 'machine'}
 
 
 def test_what_was_measured_is_shown_or_has_a_reason():
     "Whoever adds a column to docs/results decides: a table of a page, or an entry of not_shown."
     folder = ROOT / 'docs/results'
     spec = tomllib.loads((folder / 'claims.toml').read_text())
-    pages = ''.join((ROOT / name).read_text() for name in results.TEXTS)
+    pages = ''.join((ROOT / name).read_text() for name in check.TEXTS)
     shown, kept = {}, {}
     for each in spec['claim'] + spec['written']:
         assert f"<!-- table {each.get('section', each.get('name'))} -->" in pages
@@ -183,8 +186,17 @@ def test_what_was_measured_is_shown_or_has_a_reason():
 
 
 def test_the_papers_of_this_repo_say_what_its_rows_say():
-    "docs/RESULTS.md is what the command makes of docs/results."
-    nanodepth('results', ['--check'])
+    "The pages are what docs/results/check.py makes of its rows."
+    tables = check.all_tables()
+    for name in check.TEXTS:
+        text = (ROOT / name).read_text()
+        assert check.made(text, tables) == text, f'{name}: python -m docs.results.check says where'
+
+
+def test_the_front_page_says_how_long_the_seven_are():
+    said = re.findall(r'\| \[`(\w+\.py)`\]\(\1\) \| (\d+) \|', (ROOT / 'README.md').read_text())
+    assert len(said) == 7 and {name: (ROOT / name).read_text().count('\n') for name, _ in said} == {
+        name: int(lines) for name, lines in said}
 
 
 def test_the_rows_of_one_gpu_are_what_its_logs_and_answers_say():

@@ -1,0 +1,41 @@
+"""One GPU: an ordinary model, LIDAS, and for LIDAS's FLOPs a shorter run and four layers, which
+have never grown or have grown from two.
+
+nanodepth compare docs/results/compare_gpu.py. A run takes three minutes on an H200, and the same
+command goes on. config/gpu_baseline.py says how to make the data. The claims of docs/RESULTS.md are
+judged by the columns of rows.csv, on seeds 2 and later, which are those of this file.
+"""
+from nanodepth.loop import running
+from nanodepth.probe import depth_score
+from nanodepth.report.tables import mean
+from nanodepth.train import validate
+
+seeds = '2-4'
+batches = 6
+measures = 'loss', 'text'
+show = 'text', 'aliases 3-5 right', 'text rise, layers 2-3 twice', 'depth score'
+margins = {'aliases 3-5 right': 0.05, 'aliases 1-2 right': 0.05, 'depth score': 0.25,
+           'text rise, layers 2-3 twice': 0.02}
+partners = False
+arms = dict(
+    ordinary='config/gpu_baseline.py',
+    lidas='config/gpu_lidas.py',
+    ordinary_equal='ordinary --flops=lidas',
+    four_equal='ordinary --n_layer=4 --flops=lidas',
+    four_grown='lidas --n_layer=4 --flops=four_equal')
+
+
+def metric(model, loader):
+    """What the claims are judged by, beside the loss on text. `judged` is 1: seeds 0 and 1, which
+    only chose the claims, are not trained by this file."""
+    tokens = loader.batch(0)[0][:4].to(model.norm.weight.device)
+    plain = validate(model, loader, batches)['kinds']
+    right = [plain[f'depth {k}']['accuracy'] for k in range(6)]
+    numbers = {'judged': 1.0, 'depth score': depth_score(model, tokens)[0],
+               'aliases 1-2 right': mean(right[1:3]), 'aliases 3-5 right': mean(right[3:])}
+    if len(model.layers) == 8:
+        with running(model, [0, 1, 2, 3, 2, 3, 4, 5, 6, 7]):
+            twice = validate(model, loader, batches)['kinds']
+        numbers['text rise, layers 2-3 twice'] = twice['text']['loss'] - plain['text']['loss']
+        numbers['layers 2-3 twice, aliases 2 right'] = twice['depth 2']['accuracy']
+    return numbers
