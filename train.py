@@ -811,43 +811,10 @@ def say(text):
 
 def begin(c, here, open_parent):
     "All that a run needs at its first step, or at the next one, if it was stopped."
-    out, saved, parent, classes = Path(c.out_dir), {}, {}, {*map(type, steps_in(c.order or ()))}
-
-    # ---- data: which rows a batch has follows from (seed, step), so no place is kept
-    if here.rank == 0 and c.data == 'data/toy' and not (find(c.data) / 'train.json').exists():
-        say('data/toy is not there yet: it is made now')
-        subprocess.run([sys.executable, find('data/toy/prepare.py')], check=True)
-    if here.size > 1:
-        dist.barrier()          # the others wait for it
-    data = dict(data=Loader(c, c.data, seed=c.seed), val=Loader(c, c.data, 'val'))
-    if c.cooldown_data:
-        data['cooldown_data'] = Loader(c, c.cooldown_data, seed=c.seed)
+    data = open_data(c, here)
     about = data['data'].about[0]
-
-    # ---- model: that of this run, of init_from, or a new one
-    if c.resume and (out / 'ckpt.pt').exists():
-        model, saved = load(out, classes)
-        if not saved['optimizers']:
-            raise Refused(f'{out} holds weights without their optimizers: start another --out_dir '
-                          f'from them, with --init_from={out}')
-    elif c.init_from:
-        model, parent = open_parent(c.init_from, classes)
-    else:
-        shape = {each.name: getattr(c, each.name) for each in fields(ModelConfig)
-                 if hasattr(c, each.name)}
-        torch.manual_seed(seed_for(c.seed, 'init'))
-        model = LM(ModelConfig(**shape | dict(
-            vocab_size=c.vocab_size or about['n_vocab'], n_layer=stages(c)[0][2], order=None)))
-    core = core_of(model)
-    start = saved.get('start') or dict(n_layer=len(model.layers))
-    if core:
-        start = dict(recurrence=core.r, backprop_depth=core.backprop_depth) | start
-        c.recurrence = core.r = c.recurrence or start['recurrence']
-        c.backprop_depth = core.backprop_depth = c.backprop_depth or start['backprop_depth']
-        core.recompute = c.recompute
-    if saved and c.warmup_steps < 1:    # a share of the steps: of those that it began with
-        c.warmup_steps = saved['config']['warmup_steps']
-    c.warmup_steps, c.decay_steps = (in_steps(n, c.steps) for n in (c.warmup_steps, c.decay_steps))
+    model, saved, parent = open_model(c, about['n_vocab'], open_parent)
+    start = resolve(c, model, saved)
     refuse_what_does_not_fit(c, model, data, parent)
     config, begins = as_written(c), start['n_layer'] if c.init_from else None
     if saved:
@@ -859,34 +826,13 @@ def begin(c, here, open_parent):
     optimizers = make_optimizers(model.to(here.device, torch.float32).train(), c)
     for optimizer, state in zip(optimizers, saved.pop('optimizers', ())):
         optimizer.load_state_dict(state)
-
-    # ---- the folder
-    before = out / 'run.json'
-    if c.resume and not saved and before.exists():      # it was stopped before it saved anything
-        old, now = json.loads(before.read_text())['config'], json.loads(json.dumps(config))
-        if any(old.get(name) != now[name] for name in now.keys() - FREE):
-            raise Refused(f'{out} holds the log of another run: choose another --out_dir, or move '
-                          'that run out of the way by --resume=false')
-    if here.rank == 0 and not c.resume and any((out / name).exists()
-                                               for name in ('ckpt.pt', 'log.jsonl')):
-        names = (out.with_name(f'{out.name}.{i}') for i in itertools.count(1))
-        aside = out.rename(next(path for path in names if not path.exists()))
-        here.lock = lock(out)
-        say(f'--resume=false: the run that was in {out} is now in {aside}')
-    if here.rank == 0:
-        with whole(out / 'run.json') as new:
-            new.write_text(json.dumps(dict(
-                tokenizer=about['tokenizer'], fingerprint=about['fingerprint'], config=config,
-                torch=torch.__version__,
-                data=[each['origin'] for each in data['data'].about]), indent=1))
-        for path in data['data'].folders[0].glob('*token*.json'):       # none is needed for bytes
-            shutil.copy(path, out)
+    prepare_folder(c, here, config, data['data'], is_new=not saved)
     kept = dict(config=config, start=start, steps=source_of_steps(c.order),
                 data={name: data[name].kept() for name in data},
                 inherited_flops=saved.get('inherited_flops', parent.get('flops', 0)
                                           + parent.get('inherited_flops', 0)))
     run = SimpleNamespace(
-        c=c, here=here, out=out, data=data, start=begins, kept=kept, model=model,
+        c=c, here=here, out=Path(c.out_dir), data=data, start=begins, kept=kept, model=model,
         wrapped=wrap(here, model), optimizers=optimizers, totals=totals,
         taken=saved.get('taken') or mark_of_plans('', plan(c, 0, begins)))
     open_log(run)
@@ -899,6 +845,79 @@ def begin(c, here, open_parent):
         f'is read {data["data"].passes(c.steps):.2f} times, and can be validated on '
         f'{len(data["val"])} batches')
     return run
+
+
+def open_data(c, here):
+    "{its name: Loader}. Which rows a batch has follows from (seed, step), so no place is kept."
+    if here.rank == 0 and c.data == 'data/toy' and not (find(c.data) / 'train.json').exists():
+        say('data/toy is not there yet: it is made now')
+        subprocess.run([sys.executable, find('data/toy/prepare.py')], check=True)
+    if here.size > 1:
+        dist.barrier()          # the others wait for it
+    data = dict(data=Loader(c, c.data, seed=c.seed), val=Loader(c, c.data, 'val'))
+    if c.cooldown_data:
+        data['cooldown_data'] = Loader(c, c.cooldown_data, seed=c.seed)
+    return data
+
+
+def open_model(c, n_vocab, open_parent):
+    "This run's model and what was saved with it, or that of init_from and its, or a new one."
+    classes = {*map(type, steps_in(c.order or ()))}
+    if c.resume and (Path(c.out_dir) / 'ckpt.pt').exists():
+        model, saved = load(c.out_dir, classes)
+        if not saved['optimizers']:
+            raise Refused(f'{c.out_dir} holds weights without their optimizers: start another '
+                          f'--out_dir from them, with --init_from={c.out_dir}')
+        return model, saved, {}
+    if c.init_from:
+        model, parent = open_parent(c.init_from, classes)
+        return model, {}, parent
+    shape = {each.name: getattr(c, each.name) for each in fields(ModelConfig)
+             if hasattr(c, each.name)}
+    torch.manual_seed(seed_for(c.seed, 'init'))
+    return LM(ModelConfig(**shape | dict(vocab_size=c.vocab_size or n_vocab,
+                                         n_layer=stages(c)[0][2], order=None))), {}, {}
+
+
+def resolve(c, model, saved):
+    "Settings that are None, or shares, become numbers. Returns what the model had at step 0."
+    start = saved.get('start') or dict(n_layer=len(model.layers))
+    core = core_of(model)
+    if core:
+        start = dict(recurrence=core.r, backprop_depth=core.backprop_depth) | start
+        c.recurrence = core.r = c.recurrence or start['recurrence']
+        c.backprop_depth = core.backprop_depth = c.backprop_depth or start['backprop_depth']
+        core.recompute = c.recompute
+    if saved and c.warmup_steps < 1:    # a share of the steps: of those that it began with
+        c.warmup_steps = saved['config']['warmup_steps']
+    c.warmup_steps, c.decay_steps = (in_steps(n, c.steps) for n in (c.warmup_steps, c.decay_steps))
+    return start
+
+
+def prepare_folder(c, here, config, train_data, is_new):
+    "run.json and the tokenizer, for a run that is no other one. --resume=false moves one aside."
+    out = Path(c.out_dir)
+    before = out / 'run.json'
+    if c.resume and is_new and before.exists():         # it was stopped before it saved anything
+        old, now = json.loads(before.read_text())['config'], json.loads(json.dumps(config))
+        if any(old.get(name) != now[name] for name in now.keys() - FREE):
+            raise Refused(f'{out} holds the log of another run: choose another --out_dir, or move '
+                          'that run out of the way by --resume=false')
+    if here.rank > 0:
+        return
+    if not c.resume and any((out / name).exists() for name in ('ckpt.pt', 'log.jsonl')):
+        names = (out.with_name(f'{out.name}.{i}') for i in itertools.count(1))
+        aside = out.rename(next(path for path in names if not path.exists()))
+        here.lock = lock(out)
+        say(f'--resume=false: the run that was in {out} is now in {aside}')
+    about = train_data.about[0]
+    with whole(out / 'run.json') as new:
+        new.write_text(json.dumps(dict(
+            tokenizer=about['tokenizer'], fingerprint=about['fingerprint'], config=config,
+            torch=torch.__version__, data=[each['origin'] for each in train_data.about]),
+            indent=1))
+    for path in train_data.folders[0].glob('*token*.json'):         # none is needed for bytes
+        shutil.copy(path, out)
 
 
 def wrap(here, model):
