@@ -33,6 +33,7 @@ from nanodepth.text.loader import write_dataset  # noqa: E402
 from nanodepth.text.tokenizer import write_tokenizer  # noqa: E402
 from nanodepth.commands.cost import planned  # noqa: E402
 from nanodepth.model import LM, ModelConfig  # noqa: E402
+from nanodepth.models.checkpoint import BROUGHT  # noqa: E402
 # these take `show` by its name, and so before it is replaced
 from nanodepth.commands import evaluate, plot as plot_command, probe  # noqa: E402
 from nanodepth import train  # noqa: E402
@@ -52,6 +53,7 @@ def pytest_collection_finish():
 @pytest.fixture(autouse=True)
 def no_pictures(request, monkeypatch):
     monkeypatch.setattr(train, 'backward', train.backward)      # what `at_step` changes ends here
+    BROUGHT.clear()             # of --classes in another test
     if 'pictures' not in request.fixturenames:
         monkeypatch.setattr(plot, 'show', lambda *_: None)
         monkeypatch.setattr(train, 'draw', lambda *_: None)
