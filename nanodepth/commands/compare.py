@@ -31,7 +31,6 @@ from nanodepth.scoring.scores import Asked, Subject, parse_tasks
 from nanodepth.scoring.way import Way, Ways, read_ways
 from nanodepth.train import Loader, config_file, in_steps, read
 
-PLAIN = str(Way())
 FACTS = 'run', 'seed', 'way', 'steps', 'tokens', 'flops', 'all_flops', 'layers', 'parameters'
 
 
