@@ -10,8 +10,8 @@ Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", section 3.1 (the op
 MIDAS is Saunshi et al., 2024.
 Here: LIDAS copies the contiguous layers [L/2 - b/2, L/2 + b/2) right after themselves, as the
 paper's Figure 2 draws it; its printed formula would take b + 1 of them. PROP-alpha rounds down and
-gives the rest to the last stage: that gives Table 7 to the last digit. The paper's text gives the
-rest to the stages with the largest fractions, and that does not.
+gives the rest to the last stage. So Table 7 comes out to the last digit, which it does not by the
+rule in the paper's text (the rest to the stages with the largest fractions).
 
 Usage:
     order = lidas(n_layer=8, block=2)                   # [0, 1, 2, 3, 4, 3, 4, 5, 6, 7]
@@ -21,6 +21,7 @@ Usage:
 import copy
 import dataclasses
 import sys
+from typing import NamedTuple
 
 import torch
 
@@ -32,7 +33,7 @@ from model import Refused
 def midas(n_layer, block):
     "Repeat the middle one of n blocks: [B0 .. Bm, Bm, ..], m = ceil(n/2) - 1 (the paper's Eq. 2)."
     assert n_layer % block == 0, f'{n_layer} layers are not whole blocks of {block}'
-    middle = (n_layer // block - 1) // 2        # of two, the earlier one
+    middle = (n_layer // block - 1) // 2        # the earlier of the two, if their number is even
     return repeat_block(range(n_layer), middle * block, block)
 
 
@@ -58,14 +59,16 @@ GROWTH = {'midas': midas, 'lidas': lidas, 'stack': stack, 'double': double}
 def untie(model, order, optimizer=None, init=None):
     """A new model whose layer i is its own copy of layer order[i]: it computes what
     model(order=order) does. untie(model, [0, 1, 0, 1]) makes four layers of two: 0 and 2 begin as
-    the old layer 0, 1 and 3 as the old layer 1. `optimizer` (one or a list) is changed in place and
-    becomes the new model's: each new parameter gets a copy of its source's state, so that training
-    goes on smoothly. `init(new_layer, old_layer)` may change what the second and later copies of a
-    layer begin as; None: they are exact copies."""
-    sources = []                # new layer i is a copy of the old layer sources[i]
-    new_order = renumbered(order, sources)
+    the old layer 0, 1 and 3 as the old layer 1.
+
+    optimizer   one or a list; it is changed in place and becomes the new model's. Each new
+                parameter gets a copy of its source's state, so that training goes on smoothly
+    init        init(new_layer, old_layer) may change what the second and later copies of a layer
+                begin as; None: they are exact copies
+    """
+    new_order, sources = renumbered(order)      # new layer i is a copy of the old layer sources[i]
     layers = torch.nn.ModuleList(copy.deepcopy(model.layers[i]) for i in sources)
-    new = copy.deepcopy(model, {id(model.layers): layers})      # with these in place of the old
+    new = copy.deepcopy(model, {id(model.layers): layers})      # these are model.layers' copy
     new.config = dataclasses.replace(model.config, n_layer=len(sources), order=None)
     new.order = new_order
     if init is not None:
@@ -79,39 +82,42 @@ def untie(model, order, optimizer=None, init=None):
     return new
 
 
-def renumbered(order, sources):
-    """The same order of new layers, which are numbered as they come. `sources` gets the old number
-    of each; what runs several times in a Step is one layer."""
-    new = []
+def renumbered(order, first=0):
+    """(the order with its layers numbered anew from `first` on, one after another; the old number
+    of each). [3, 3, 5] gives [0, 1, 2] and [3, 3, 5]. The items of a Step are numbered once, so
+    what a Step runs several times stays one layer."""
+    new_order, sources = [], []
     for item in order:
         if isinstance(item, int):
-            new.append(len(sources))
+            new_order.append(first + len(sources))
             sources.append(item)
         else:
             step = copy.copy(item)
-            step.items = renumbered(item.items, sources)
-            new.append(step)
-    return new
+            step.items, its_sources = renumbered(item.items, first + len(sources))
+            new_order.append(step)
+            sources += its_sources
+    return new_order, sources
 
 
 def hand_over(optimizer, model, new, sources):
-    "Make a model's optimizer, in place, that of a new one, whose layer i is a copy of sources[i]."
-    old = dict(model.named_parameters())
-    source = {}                 # {new parameter: the old one that it is a copy of}
+    """The optimizer of `model` becomes that of `new`, whose layer i is a copy of sources[i]: it
+    points at the new parameters, and their states are copies of the old ones."""
+    old_parameters = dict(model.named_parameters())
+    copied_from = {}            # {new parameter: the old one}
     for name, p in new.named_parameters():
         if name.startswith('layers.'):          # such as layers.3.attn.q.weight
             _, i, rest = name.split('.', maxsplit=2)
             name = f'layers.{sources[int(i)]}.{rest}'
-        source[p] = old[name]
+        copied_from[p] = old_parameters[name]
     for group in optimizer.param_groups:
-        held = set(group['params'])
+        before = set(group['params'])
         # in the order of new.parameters(): a checkpoint knows a parameter's state by its number
-        group['params'] = [p for p in source if source[p] in held]
+        group['params'] = [p for p in copied_from if copied_from[p] in before]
     states = dict(optimizer.state)
     optimizer.state.clear()     # a layer that the order leaves out loses its state
-    for p in source:
-        if source[p] in states:
-            optimizer.state[p] = copy.deepcopy(states[source[p]])
+    for p, old in copied_from.items():
+        if old in states:
+            optimizer.state[p] = copy.deepcopy(states[old])
 
 
 # ------------------------------------------------------------------------------------- the schedule
@@ -133,8 +139,8 @@ def growths(grow, start, end, block):
     while depths[-1] < end:
         orders.append(operator(depths[-1], block))
         depths.append(len(orders[-1]))
-        assert depths[-1] > depths[-2] > max(orders[-1]), (
-            f'{depths[-2]} layers do not grow by {orders[-1]}')
+        assert depths[-1] > depths[-2], f'{grow} does not grow {depths[-2]} layers: {orders[-1]}'
+        assert max(orders[-1]) < depths[-2], f'{orders[-1]} names more than {depths[-2]} layers'
     if depths[-1] != end:
         name = getattr(grow, '__name__', grow)
         raise Refused(f'{name} from {start} layers does not reach n_layer={end}, but '
@@ -142,10 +148,15 @@ def growths(grow, start, end, block):
     return orders
 
 
+class Stage(NamedTuple):
+    first_step: int
+    grown_by: list | None       # the order of the stage before, which grew into this one
+    n_layer: int
+
+
 def growth_plan(grow, end, block, constant_steps, alpha=1.0, start=None):
-    """[(first step, the order by which the stage before it grew, layers)] of every stage, from
-    `start` layers (None: one block) to `end`; the first has None for an order. The model has its
-    full depth when the constant phase (warm-up included) ends and the decay begins."""
+    """The Stages from `start` layers (None: one block) to `end`. The model has its full depth when
+    the constant phase (warm-up included) ends and the decay begins."""
     start = start or block
     orders = [None, *growths(grow, start, end, block)]
     depths = [start, *map(len, orders[1:])]
@@ -154,7 +165,7 @@ def growth_plan(grow, end, block, constant_steps, alpha=1.0, start=None):
         raise Refused(f'{constant_steps} steps before the decay are too few for {len(depths)} '
                       f'stages of {depths} layers')
     firsts = [sum(lengths[:i]) for i in range(len(lengths))]
-    return list(zip(firsts, orders, depths))
+    return [Stage(*each) for each in zip(firsts, orders, depths)]
 
 
 if __name__ == '__main__':

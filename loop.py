@@ -4,7 +4,8 @@ The idea: a looped model is an order with repeats. In the notation here, 4x6 is 
 six times, and 4-4x4-4 is four layers, the next four run four times, and then four more. Its weights
 are tied across depth, so it costs as much to run as a deep model and as little to store as a
 shallow one. `untie` (grow.py, the next file) cuts the ties without changing a single logit: growing
-is untied looping, and looping is tied growing. The loop itself is LM.run in model.py.
+is untied looping, and looping is tied growing. Nothing here runs a model: LM.run in model.py runs
+any list, and this file writes lists.
 
 Paper: "From Growing to Looping", section 3.1 (the notation), 4.2 (repeating a middle block that was
 never trained to loop), 5.2 (recurrence added in the cool-down), Table 1 and Figure 1 (what it is
@@ -31,7 +32,7 @@ def repeat_block(order, start, length, times=2):
 
 
 def split(order, start, length):
-    "An order in three parts: `length` items from `start` on, and those before and after."
+    "An order in three parts: the items before `start`, `length` items from there on, the rest."
     order, end = list(order), start + length
     assert 0 <= start < end <= len(order), f'no {length} items from {start} on in {order}'
     return order[:start], order[start:end], order[end:]
@@ -52,7 +53,7 @@ def parse_loop(text):
 
 
 def fit_loop(text, n_layer):
-    "parse_loop for a model of n_layer layers. One that no segment names would never be trained."
+    "parse_loop for a model of n_layer layers. All must be named: another would not be trained."
     order = parse_loop(text)
     if max(order) + 1 != n_layer:
         raise Refused(f'the loop {text} has {max(order) + 1} unique layers, but the model has '
@@ -62,7 +63,7 @@ def fit_loop(text, n_layer):
 
 @contextlib.contextmanager
 def running(model, order):
-    "The model with another order inside a `with`, for what takes a model and no order."
+    "Inside a `with` the model runs another order. (For functions that take a model and no order.)"
     own, model.order = model.order, list(order)
     try:
         yield model

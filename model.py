@@ -4,8 +4,8 @@ The idea: a model owns its unique layers, and an *order* says which of them run,
 other. [0, 1, 2, 3] is an ordinary four-layer model, [0, 1, 2, 3, 0, 1, 2, 3] the same four layers
 looped twice, [0, 1, 3] one with layer 2 skipped. An item of an order may also be a Step, which
 holds an order of its own and says how that runs: a Core of retrofit.py, a Window of wrapper.py. So
-looping, growing, retrofitting and wrapping are four ways to write this list, and depth, cost and
-cache are sums over it.
+looping, growing, retrofitting and wrapping are four ways to write this list. A model's depth, its
+cost and its cache follow from it.
 
 Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A (architecture, Table 2) and
 E (LN-scaling: what a norm returns shrinks with depth).
@@ -18,7 +18,6 @@ Usage:
     loss = model(tokens, targets, order=[0, 1, 2, 3, 2, 3])     # the last two layers run twice
     model.order = [0, 1, 2, 3, 2, 3]                            # from now on
 """
-import functools
 import math
 from dataclasses import dataclass
 
@@ -40,7 +39,7 @@ class ModelConfig:
     n_head: int = 4
     n_kv_head: int | None = None        # fewer than n_head: grouped-query attention; None: n_head
     ffn_dim: int | None = None          # None: 8/3 of the width, rounded up to a multiple of 32
-    context: int = 256                  # the longest sequence, T
+    context: int = 256                  # the longest sequence
     rope_theta: float = 10_000.0
     norm_eps: float = 1e-5
     tie_embeddings: bool = True         # the unembedding is the embedding
@@ -69,11 +68,12 @@ class Step:
         self.items = list(items)
 
     def __call__(self, model, x, depth, **how):
-        "The stream (B, T, C) after it. Its first layer stands at a depth; `how` is LM.run's."
+        """The stream (B, T, C) after it. Its first layer stands at `depth`; `how` is what else
+        LM.run was given (a cache, a tap, and what a Core asks for)."""
         return model.run(x, self.items, depth, **how)
 
     def unrolled(self, r=None):
-        "The layer of each depth that it takes."
+        "The numbers of its layers, in the order in which they run."
         return unrolled(self.items, r)
 
     def flops(self, model, context, r=None, backprop_depth=None):
@@ -85,7 +85,8 @@ class Step:
 
 
 def unrolled(order, r=None):
-    "The layer of each depth, one after another: as many as the model is deep. r is for a Core."
+    """The numbers of an order's layers as they run, Steps written out: as many as the model is
+    deep. A Core runs r times (None: as often as it says itself)."""
     layers = []
     for item in order:
         layers += [item] if isinstance(item, int) else item.unrolled(r)
@@ -102,10 +103,11 @@ def steps_in(order):
 
 
 def seen(cache, depth=0):
-    """How many tokens a cache holds at a depth. It is a dict {depth: (keys, values)}, {} to begin
-    with: by the depth and not by the layer, which sees another stream each time that it runs. (Its
-    'layers' are the order that filled it.)"""
+    """How many tokens a cache holds at a depth. A cache begins as {} and becomes a dict {depth:
+    (keys, values)}. Its keys are depths and not layers, because a layer that runs twice sees
+    another stream each time. Under 'layers' stands the order that filled it."""
     return cache[depth][0].shape[2] if cache and depth in cache else 0
+
 
 def rope_tables(config):
     "cos and sin of every token's angles, (T, hd/2) each."
@@ -157,11 +159,13 @@ class Attention(nn.Module):
         S, mask = k.shape[2], None
         if 1 < T < S:       # the last T of S tokens: is_causal would align them with the first T
             mask = torch.ones(T, S, dtype=torch.bool, device=x.device).tril(S - T)
-        if x.is_cuda and q.dtype == torch.float32:      # CUDA has no fast kernel for groups in it
+        if x.is_cuda and q.dtype == torch.float32:  # CUDA's fast float32 kernel knows no groups
             group = self.n_head // self.n_kv_head
             k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-        # (cache is None): T == S alone would compile a graph for each length
-        y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=cache is None or T == S,
+        # Without a cache T == S. It is not asked then, or torch.compile would make a graph for each
+        # length.
+        is_causal = cache is None or T == S
+        y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal,
                                            enable_gqa=k.shape[1] < self.n_head)
         return self.o(y.transpose(1, 2).reshape(B, T, -1))                      # (B, T, C)
 
@@ -178,10 +182,10 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: the residual stream in, the residual stream out. It does not know its place in the
-    order: that is passed in, and LN-scaling's factor as a tensor, so that one compiled Block serves
-    all depths. What tap(depth, part, x, update) returns is added to the stream x in place of the
-    update; the part is 'attn' or 'mlp'."""
+    """One layer: the residual stream in, the residual stream out. Its depth is passed in, because
+    one layer may run at several; only a cache and a tap look at it. `scale` is LN-scaling's factor,
+    a tensor, so that one compiled Block serves all depths. tap(depth, part, x, update), where part
+    is 'attn' or 'mlp', returns what is added to the stream x instead of the update."""
 
     def __init__(self, config):
         super().__init__()
@@ -199,13 +203,8 @@ class Block(nn.Module):
         return x + (update if tap is None else tap(depth, 'mlp', x, update))    # (B, T, C)
 
 
-def loss_of_piece(x, weight, targets):
-    logits = F.linear(x, weight).float()
-    return F.cross_entropy(logits, targets, ignore_index=-1, reduction='sum')
-
-
 class LM(nn.Module):
-    piece_loss = staticmethod(loss_of_piece)        # train.py compiles a model's own on a GPU
+    compiled_loss = None        # loss_of_piece, if train.py compiled it on a GPU
 
     def __init__(self, config):
         super().__init__()
@@ -225,13 +224,14 @@ class LM(nn.Module):
                 nn.init.normal_(module.weight, std=0.02)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
-        if not config.tie_embeddings:       # at 0.02, Adam's steps would rewrite a token before
-            nn.init.normal_(self.embed.weight, std=1.0)         # attention has learned to match it
+        if not config.tie_embeddings:
+            # at 0.02, Adam's steps would rewrite a token before attention has learned to match it
+            nn.init.normal_(self.embed.weight, std=1.0)
 
     def run(self, x, order, depth=0, cache=None, tap=None, r=None, backprop_depth=None,
             generator=None):
-        """The stream x (B, T, C) after an order's items, of which the first stands at a depth. All
-        after `depth` is what others call `how`; the last three are for a Core."""
+        """The stream x (B, T, C) after an order's items, of which the first stands at `depth`. The
+        last three arguments are for a Core."""
         start = seen(cache, depth)
         end = start + x.shape[1]
         if end > self.config.context:
@@ -262,9 +262,14 @@ class LM(nn.Module):
         return self.run(self.embed(tokens), order, cache=cache, r=r, **how)
 
     def forward(self, tokens, targets=None, **how):
-        "Logits (B, T, V), or the mean loss over the targets (B, T) that are not -1. how: hidden's."
+        """Logits (B, T, V); or, given targets (B, T), the mean loss over those that are not -1, or
+        0 without any. `how` is what `hidden` takes."""
         x = self.norm(self.hidden(tokens, **how))                               # (B, T, C)
-        return self.head(x) if targets is None else self.mean_loss(x, targets)
+        if targets is None:
+            return self.head(x)
+        n = (targets != -1).sum().clamp(min=1)
+        return sum_of_losses(x.flatten(0, 1), self.head.weight, targets.flatten(),
+                             self.compiled_loss) / n
 
     @torch.no_grad()
     def generate(self, tokens, max_new_tokens, temperature=1.0, top_k=None, generator=None,
@@ -274,42 +279,19 @@ class LM(nn.Module):
         cache = None
         for _ in range(max_new_tokens):
             if not cache or seen(cache) == self.config.context:     # full: all of it is read again
-                cache, new = {}, tokens[:, -self.config.context:]
-            x = self.norm(self.hidden(new, order, cache, r)[:, -1])             # (B, C)
+                cache, inputs = {}, tokens[:, -self.config.context:]
+            x = self.norm(self.hidden(inputs, order, cache, r)[:, -1])          # (B, C)
             logits = self.head(x).float()                                       # (B, V)
             if top_k is not None:
                 kth = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
                 logits = logits.masked_fill(logits < kth, -math.inf)
             if temperature == 0:
-                new = logits.argmax(-1, keepdim=True)                           # (B, 1)
+                inputs = logits.argmax(-1, keepdim=True)                        # (B, 1)
             else:
                 probabilities = (logits / temperature).softmax(-1)
-                new = torch.multinomial(probabilities, 1, generator=generator)
-            tokens = torch.cat((tokens, new), dim=1)
+                inputs = torch.multinomial(probabilities, 1, generator=generator)
+            tokens = torch.cat((tokens, inputs), dim=1)
         return tokens
-
-    def mean_loss(self, x, targets):
-        """Mean cross-entropy of the normed stream's logits over the targets that are not -1, or 0.
-        The logits of a large vocabulary are made in pieces: all at once would be a step's largest
-        tensor."""
-        x, targets, weight = x.flatten(0, 1), targets.flatten(), self.head.weight
-        n = (targets != -1).sum().clamp(min=1)
-        if len(weight) < 16_384:
-            return loss_of_piece(x, weight, targets) / n
-        half = x.dtype != torch.float32 or torch.is_autocast_enabled(x.device.type)
-        if not x.is_cuda and not half and hasattr(nn, 'LinearCrossEntropyOptions'):   # torch 2.12
-            options = nn.LinearCrossEntropyOptions(batch_chunk_size=512)    # its own are too small
-            return F.linear_cross_entropy(x, weight, targets, ignore_index=-1, reduction='sum',
-                                          options=options) / n
-        # A piece that is not kept is computed once more in the backward pass. A compiled one has
-        # only bfloat16 to keep: it is kept if all of them fit into a tenth of the GPU.
-        size, loss = 4096, functools.partial(checkpoint, self.piece_loss, use_reentrant=False)
-        if self.piece_loss is not loss_of_piece:
-            memory = torch.cuda.get_device_properties(x.device).total_memory
-            if 2 * len(x) * len(weight) <= memory // 10:
-                size, loss = 16_384, self.piece_loss
-        pieces = zip(x.split(size), targets.split(size))
-        return sum(loss(part, weight, answers) for part, answers in pieces) / n
 
     def unrolled(self, order=None, r=None):
         return unrolled(self.order if order is None else order, r)
@@ -327,7 +309,40 @@ class LM(nn.Module):
 
     def flops_of(self, order, context, r=None, backprop_depth=None):
         "The same of a part of an order, without the head."
-        layer = sum(p.numel() for p in self.layers[0].parameters() if p.dim() == 2)
-        once = 6 * layer + 12 * context * self.config.n_head * self.config.head_dim
-        return sum(once if isinstance(item, int) else item.flops(self, context, r, backprop_depth)
-                   for item in order)
+        weights = sum(p.numel() for p in self.layers[0].parameters() if p.dim() == 2)
+        of_layer = 6 * weights + 12 * context * self.config.n_head * self.config.head_dim
+        return sum(of_layer if isinstance(item, int) else
+                   item.flops(self, context, r, backprop_depth) for item in order)
+
+
+# ---------------------------------------------------------------------------- the loss, in pieces
+
+def sum_of_losses(x, weight, targets, compiled_loss=None):
+    """The cross-entropies of the logits of x (n, C) over the targets that are not -1, added up.
+    With a large vocabulary the logits are made in pieces, because all at once would be a step's
+    largest tensor. (What follows the first two lines saves memory, and changes nothing else.)"""
+    if len(weight) < 16_384:
+        return loss_of_piece(x, weight, targets)
+    is_float32 = x.dtype == torch.float32 and not torch.is_autocast_enabled(x.device.type)
+    if not x.is_cuda and is_float32 and hasattr(nn, 'LinearCrossEntropyOptions'):       # torch 2.12
+        options = nn.LinearCrossEntropyOptions(batch_chunk_size=512)    # its own are too small
+        return F.linear_cross_entropy(x, weight, targets, ignore_index=-1, reduction='sum',
+                                      options=options)
+    # A compiled piece keeps its logits for the backward pass, in bfloat16. That is the fastest, if
+    # all of them fit into a tenth of the GPU.
+    if compiled_loss and 2 * len(x) * len(weight) <= memory_of(x.device) // 10:
+        return sum(compiled_loss(part, weight, answers)
+                   for part, answers in zip(x.split(16_384), targets.split(16_384)))
+    # else each piece keeps nothing, and is computed once more in the backward pass
+    return sum(checkpoint(compiled_loss or loss_of_piece, part, weight, answers,
+                          use_reentrant=False)
+               for part, answers in zip(x.split(4096), targets.split(4096)))
+
+
+def loss_of_piece(x, weight, targets):
+    logits = F.linear(x, weight).float()
+    return F.cross_entropy(logits, targets, ignore_index=-1, reduction='sum')
+
+
+def memory_of(device):
+    return torch.cuda.get_device_properties(device).total_memory

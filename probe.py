@@ -46,9 +46,9 @@ def depth_score(model, tokens, boundaries=None):
 
 
 def erase(erased, t, part='layer'):
-    "A tap that takes away what a layer, or a part of it, adds at the tokens up to t."
-    def tap(depth, name, x, update):            # name: 'attn' or 'mlp'
-        if depth == erased and part in ('layer', name):
+    "A tap that takes away what a layer ('layer'), or its 'attn' or 'mlp', adds at tokens up to t."
+    def tap(depth, sublayer, x, update):
+        if depth == erased and part in ('layer', sublayer):
             update = update.clone()
             update[:, :t + 1] = 0
         return update
@@ -56,7 +56,7 @@ def erase(erased, t, part='layer'):
 
 
 def distance(model, a, b):
-    "Of the probabilities that two last streams (B, T, C) lead to: (B, T)."
+    "How far apart the probabilities are to which two last streams (B, T, C) lead: (B, T)."
     def probabilities(x):
         return model.head(model.norm(x)).float().softmax(-1)
     # a row at a time: the vocabulary may be large
@@ -82,7 +82,7 @@ def record(model, tokens):
 
 
 def plain_order(model):
-    "Is an order layers alone? Then a layer's input is the sum of all earlier updates."
+    "Does a model run layers alone, no Step? Then a layer's input is the sum of earlier updates."
     return not steps_in(model.order)
 
 
@@ -101,7 +101,8 @@ def pick_boundaries(T, boundaries=None):
     if boundaries is None:
         drawn = torch.randperm(T - 1, generator=torch.Generator().manual_seed(0))[:16]
         boundaries = range(T - 1) if T <= 32 else drawn.sort().values.tolist()
-    assert 0 <= min(boundaries) and max(boundaries) <= T - 2, 'with tokens behind each'
+    assert len(boundaries) and 0 <= min(boundaries) and max(boundaries) <= T - 2, (
+        f'at least one of {T} tokens stands after each boundary, not {boundaries}')
     return boundaries
 
 
@@ -109,9 +110,14 @@ def pick_boundaries(T, boundaries=None):
 
 @torch.no_grad()
 def future_effects(model, tokens, part='layer', propagate=True, future=True, boundaries=None):
-    """(D, D) [erased, observed]: the largest relative change of a later layer's update, at later
-    tokens (future=False: at all tokens, and then it is erased at all of them too). propagate=False:
-    the contribution is missing only from the observed layer's own input."""
+    """(D, D) [erased, observed]: the largest relative change of a later layer's update, if an
+    earlier layer's contribution is taken away.
+
+    future      True: it is taken away at the tokens up to t, and later tokens are looked at.
+                False: it is taken away at all tokens, and all are looked at
+    propagate   True: all later layers run without it. False: it is missing only from the observed
+                layer's own input, and the layers between are as they were
+    """
     assert part in ('layer', 'attn', 'mlp')
     if not propagate and not plain_order(model):
         raise Refused('behind an adapter a layer\'s input is no sum of earlier updates, so there '
@@ -121,10 +127,10 @@ def future_effects(model, tokens, part='layer', propagate=True, future=True, bou
     sizes = updates.norm(dim=-1).clamp(min=torch.finfo(updates.dtype).tiny)     # (D, B, T)
     D, T = len(updates), tokens.shape[1]
     matrix = torch.zeros(D, D, device=tokens.device)
+    updates_without = updates_after if propagate else updates_one_by_one
     for erased in range(D):
         for t in pick_boundaries(T, boundaries) if future else [T - 1]:
-            without = updates_after if propagate else updates_one_by_one
-            new = without(model, plain, erased, t, part, tokens)                # {depth: (B, T, C)}
+            new = updates_without(model, plain, erased, t, part, tokens)        # {depth: (B, T, C)}
             for d in range(erased + 1, D):
                 moved = (new[d] - updates[d]).norm(dim=-1) / sizes[d]           # (B, T)
                 later = moved[:, t + 1:] if future else moved
@@ -137,8 +143,8 @@ def updates_after(model, plain, erased, t, part, tokens):
     updates = {}
     without = erase(erased, t, part)
 
-    def tap(depth, name, x, update):
-        update = without(depth, name, x, update)
+    def tap(depth, sublayer, x, update):
+        update = without(depth, sublayer, x, update)
         updates[depth] = updates.get(depth, 0) + update
         return update
     run_from(model, plain, erased, tokens, tap)
@@ -150,7 +156,7 @@ def updates_one_by_one(model, plain, erased, t, part, tokens):
     added = sum(plain[name][erased] for name in ('attn', 'mlp') if part in ('layer', name))
     updates = {}
 
-    def tap(depth, name, x, update):
+    def tap(depth, sublayer, x, update):
         updates[depth] = updates.get(depth, 0) + update
         return update
     for d in range(erased + 1, len(plain['input'])):
@@ -164,8 +170,9 @@ def updates_one_by_one(model, plain, erased, t, part, tokens):
 
 @torch.no_grad()
 def residual_norms(model, tokens):
-    """{name: (D,)}, means over tokens: the stream's norm; the share of it that the layer and each
-    sublayer add, and their cosine with it; by how many degrees the layer turns it."""
+    """{name: (D,)}, means over tokens: the stream's norm before each layer; what the layer and each
+    sublayer add, as a share of that norm, and its cosine with the stream; and by how many degrees
+    the layer turns the stream."""
     kept = record(model, tokens)
     x, attn, mlp = kept['input'], kept['attn'], kept['mlp']
     norms = dict(stream=x.norm(dim=-1).mean(dim=(1, 2)))

@@ -9,13 +9,15 @@ recurrences, that number sets the compute at test time.
 Paper: "Teaching Pretrained Language Models to Think Deeper with Retrofitted Recurrence", section 3
 (the model, surgery, the count of FLOPs), 4.2 (the curriculum), appendix B, C.1 (which layers, the
 additive adapter), E (the cuts).
-Differs: the paper prints no numbers for the start, but the authors' code does: inject='authors',
-start='authors' and fresh=True are theirs. Our adapter begins as the projection on e. So with no
-layer dropped the model is its parent, at any r (but LN-scaling sees the depth). Each place in a
-text has a first state of its own.
-In training, r is 1 + Poisson(rate), as in the authors' code. The rate is random too. Its mean is
-mean_r (their mean_recurrence), so that r averages mean_r + 1. We draw r once per step. The authors
-draw it once per micro-batch, so their grad_accum changes results.
+Differs:
+- The adapter begins as (s, e) to e. So with no layer dropped the model is its parent, at any r (but
+  LN-scaling sees the depth).
+- Each place in a text has a first state of its own, which is always the same.
+- The paper prints no numbers for these two, but the authors' code does. Theirs are
+  inject='authors', start='authors' and fresh=True.
+- In training r is 1 + Poisson(rate), of a rate that is random, too, as in the authors' code.
+  Their mean_recurrence, here mean_r, is the mean of the rate. So r averages mean_r + 1.
+- We draw r once per step. They draw it once per micro-batch, so their grad_accum changes results.
 
 Usage:
     model = surgery(model, '2-2-2')         # model.order is now [0, 1, Core([2, 3]), 4, 5]
@@ -49,7 +51,7 @@ def recurrent_by_hand(model, tokens, r, s):
 
 
 def core_of(model):
-    "The Core in a model's order, or None."
+    "The Core in a model's order, or None. (A model of transformers has no order.)"
     steps = steps_in(getattr(model, 'order', ()))
     return next((step for step in steps if isinstance(step, Core)), None)
 
@@ -63,7 +65,7 @@ def parts_of(model):
 # ------------------------------------------------------------------------------------------ surgery
 
 def cut(shape, n_layer):
-    "'4-8-4' as three lists of layers: the first four, the last four, the eight before those."
+    "'4-8-4' as prelude, core and coda: the first 4 layers, the 8 before the last 4, the last 4."
     prelude, core, coda = map(int, shape.split('-'))
     if core < 1 or prelude + core + coda > n_layer:
         raise Refused(f'the shape {shape} needs {prelude + core + coda} layers and a core of at '
@@ -78,16 +80,18 @@ def surgery(model, shape, inject='identity', **options):
     assert model.order == [*range(len(model.layers))], 'untie a looped model before you cut it'
     prelude, core, coda = cut(shape, len(model.layers)) if isinstance(shape, str) else shape
     new = untie(model, [*prelude, Core(core, **options), *coda])
-    new.adapter = new_adapter(model.config.n_embd, inject).to(model.embed.weight)
+    new.adapter = new_adapter(model.config.n_embd, inject)
+    new.adapter.to(model.embed.weight)          # its device and dtype
     return new
 
 
 def new_adapter(width, inject='identity'):
-    "From (s, e) to the core's input."
+    """From (s, e) to the core's input. It begins as (s, e) to e ('identity'), with small random
+    weights ('linear'), as the 'authors' have it, or it is s + e and has no weights ('add')."""
     if inject == 'add':
         return Add()
     adapter = nn.Linear(2 * width, width, bias=False)
-    if inject == 'identity':            # (s, e) to e
+    if inject == 'identity':
         with torch.no_grad():
             adapter.weight.copy_(torch.cat((torch.zeros(width, width), torch.eye(width)), dim=1))
     elif inject == 'linear':
@@ -107,20 +111,21 @@ class Add(nn.Module):
 
 # ---------------------------------------------------------------------------------------- the core
 
-AUTHORS_STD = 0.0087039     # their first model was 5,280 wide: sqrt(2 / (5 * 5280)), at any width
+AUTHORS_STD = 0.0087039     # sqrt(2 / (5 * 5280)), the width of their first model, at any width
 
 
 class Core(Step):
     """Its items run r times, each time after model.adapter, which mixes the stream e, as it came
-    in, into the state s. Gradients go back through the last `backprop_depth` runs. Both count where
-    a forward is given none: in training r is random.
+    in, into the state s. Gradients go back through the last `backprop_depth` runs. A forward may be
+    given another r and backprop_depth, as in training, where r is random.
 
     start      of the first state: 'normal' noise of the std sqrt(2 / (5 width)), or the 'authors',
                whose std is 0.0087 at any width and which is cut at 3 sigma
     state_std  another std; 0 begins with zeros
     fresh      another first state in each forward; else a text's first states are always the same,
                so that cached, batched and plain forwards agree
-    recompute  keep only the states between runs, and compute a run once more in the backward pass
+    An attribute, `recompute`, saves memory in training: only the states between runs are kept, and
+    each run is computed once more in the backward pass.
     """
 
     def __init__(self, items, r=4, backprop_depth=8, start='normal', state_std=None, fresh=False):
@@ -141,13 +146,14 @@ class Core(Step):
     def runs(self, r=None, backprop_depth=None):
         "(how often it runs, through how many of these runs gradients go back)"
         r = self.r if r is None else r
-        learned = self.backprop_depth if backprop_depth is None else backprop_depth
-        assert r >= 1 and learned >= 1, f'r={r} and backprop_depth={learned} must be at least 1'
-        return r, min(r, learned)
+        with_grad = self.backprop_depth if backprop_depth is None else backprop_depth
+        assert r >= 1 and with_grad >= 1, f'r={r}, backprop_depth={with_grad}: both are at least 1'
+        return r, min(r, with_grad)
 
     def first_state(self, e, first=0, generator=None):
-        """(B, T, C), drawn by a generator, or by a list of one for each row. Without any, the token
-        in place i, from `first` on, has a fixed state of its own."""
+        """(B, T, C). With a generator it is drawn; with a list of them, each row by its own.
+        Without any, the token in place i of its text has a fixed state of its own; `first` is the
+        place of the first token of e."""
         B, T, C = e.shape
         if generator is None and self.fresh:
             self.forwards += 1
@@ -168,18 +174,21 @@ class Core(Step):
 
     def once(self, model, s, e, depth, cache, tap):
         "One run, from a state to the next."
-        x = model.adapter(torch.cat((s, e), dim=-1)).to(e.dtype)    # autocast made it bfloat16
-        return model.run(x, self.items, depth, cache, tap)
+        x = model.adapter(torch.cat((s, e), dim=-1))
+        # Autocast made it bfloat16. As a residual stream it is float32, or each run would round it.
+        return model.run(x.to(e.dtype), self.items, depth, cache, tap)
 
     def __call__(self, model, e, depth, cache=None, tap=None, r=None, backprop_depth=None,
                  generator=None):
         if not hasattr(model, 'adapter'):
             raise Refused('a Core needs an adapter, and this model has none: surgery makes one')
-        r, learned = self.runs(r, backprop_depth)
+        r, with_grad = self.runs(r, backprop_depth)
         s = self.first_state(e, seen(cache, depth), generator)
         for left in range(r, 0, -1):
-            if left >= learned:         # Not no_grad: the autocast of older torch would keep its
-                s = s.detach()          # copies of the weights, without gradient, for later runs.
+            # Gradients go through the last runs alone. (no_grad would be simpler, but the autocast
+            # of older torch keeps its copies of the weights, without gradient, for later runs.)
+            if left >= with_grad:
+                s = s.detach()
             if self.recompute and torch.is_grad_enabled():
                 s = checkpoint(self.once, model, s, e, depth, cache, tap, use_reentrant=False)
             else:
@@ -192,10 +201,10 @@ class Core(Step):
 
     def flops(self, model, context, r=None, backprop_depth=None):
         "A run without a backward pass costs a third: that pass is twice the forward."
-        r, learned = self.runs(r, backprop_depth)
-        once = model.flops_of(self.items, context)
-        once += 6 * sum(p.numel() for p in model.adapter.parameters())
-        return learned * once + (r - learned) * (once // 3)
+        r, with_grad = self.runs(r, backprop_depth)
+        of_run = model.flops_of(self.items, context)
+        of_run += 6 * sum(p.numel() for p in model.adapter.parameters())
+        return with_grad * of_run + (r - with_grad) * (of_run // 3)
 
 
 def noise(start, shape, generator):
@@ -207,7 +216,8 @@ def noise(start, shape, generator):
 
 @functools.lru_cache(maxsize=2)
 def fixed_noise(start, n, width, device):
-    "(64 n, width), whose first rows are the same for every n."
+    """(64 n, width), whose first rows are the same for every n. So it is drawn in pieces: a longer
+    draw need not begin as a shorter one does."""
     generator = torch.Generator().manual_seed(0)
     return torch.cat([noise(start, (64, width), generator) for _ in range(n)]).to(device)
 
@@ -217,9 +227,9 @@ def flops_paper(model, r=None):
     pass and 2 for each without. Logs have flops_per_token's, with attention, adapter and head."""
     layer = sum(p.numel() for p in model.layers[0].parameters())
     prelude, core, coda = parts_of(model)
-    r, learned = core_of(model).runs(r)
-    once = len(prelude + coda) + learned * len(core)
-    return layer * (6 * once + 2 * (r - learned) * len(core))
+    r, with_grad = core_of(model).runs(r)
+    learning = len(prelude + coda) + with_grad * len(core)
+    return layer * (6 * learning + 2 * (r - with_grad) * len(core))
 
 
 # ---------------------------------------------------------------------------------------- how often
@@ -241,13 +251,14 @@ def sample_recurrence(mean_r, step, seed):
     return int(torch.poisson(rate, generator=generator).item()) + 1
 
 
-def recurrence_curriculum(step, steps, mean_r, warm_fraction, shape='linear'):
-    "mean_r at a step: whole numbers that rise from 1 to `mean_r` over the first part of the steps."
+def recurrence_curriculum(step, steps, most, warm_fraction, shape='linear'):
+    """mean_r at a step, or backprop_depth: whole numbers that rise from 1 to `most` over the first
+    part of the steps."""
     assert shape in ('linear', '1-sqrt'), f'curriculum_shape={shape}'
     risen = min(1, (step + 1) / max(1, warm_fraction * steps))
     if shape == '1-sqrt':
         risen = 1 - math.sqrt(1 - risen)
-    return max(1, math.ceil(mean_r * risen - 1e-9))     # 1e-9: 3.0000000001 is 3
+    return max(1, math.ceil(most * risen - 1e-9))       # 1e-9: 3.0000000001 is 3
 
 
 if __name__ == '__main__':
@@ -257,7 +268,7 @@ if __name__ == '__main__':
     from train import load, save
     folder, shape = Path(sys.argv[1]), sys.argv[2]
     model, saved = load(folder)
-    recurrent = surgery(model, shape)
+    recurrent = surgery(model, shape)                       # it may refuse, before anything is made
     out = folder.with_name(f'{folder.name}_{shape}')
     out.mkdir()
     costs = {name: saved[name] for name in ('config', 'data', 'flops', 'inherited_flops')}

@@ -1,10 +1,13 @@
 """The training loop of every run: plain, growing, looped or recurrent, on a laptop or eight GPUs.
 
-The idea: what happens at a step is a function of the step's number alone. `plan` says it: how deep
-the model is, in which order its layers run, at which rate it learns, which batch it reads. The loop
+The idea: what happens at a step is a function of the step's number. `plan` says it: how deep the
+model is, in which order its layers run, at which rate it learns, which batch it reads. The loop
 asks it and does it. So a run is its config and its seed, and the same command goes on where a run
-was stopped, as if nothing had happened. In this file stand the settings, the plan and the loop, and
-after them what these call: optimizers, data, measurements, a run's folder and its files.
+was stopped, as if nothing had happened.
+
+How to read this file: `plan` and `take_steps` are all of training. They stand first, behind the
+settings. After them comes what they call, each part under a line with its name. A first reading
+can stop at the optimizers.
 
 Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A: linear warm-up, a constant
 plateau, and a 1-sqrt decay; AdamW, gradients clipped at 1; datasets by fixed shares. A loop and
@@ -17,7 +20,6 @@ Usage:
     python train.py --help                              # the settings
     torchrun --standalone --nproc_per_node=8 train.py config/smollm_360m_lidas.py
 """
-import ast
 import contextlib
 import difflib
 import functools
@@ -56,7 +58,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
-from grow import GROWTH, growth_plan, untie
+from grow import GROWTH, Stage, growth_plan, untie
 from loop import fit_loop
 from model import LM, ModelConfig, Refused, Step, loss_of_piece, steps_in
 from retrofit import (Core, core_of, new_adapter, recurrence_curriculum, sample_recurrence,
@@ -81,7 +83,7 @@ class Config:
     n_embd: int = 128
     n_head: int = 4
     n_kv_head: int | None = None        # None: n_head
-    head_dim: int | None = 64           # None: n_embd / n_head
+    head_dim: int | None = 64           # None: n_embd / n_head. The toy's heads are twice as wide
     ffn_dim: int | None = None          # None: 8/3 of n_embd
     tie_embeddings: bool = False        # the papers tie; a toy learns three times as fast untied
     ln_scaling: bool = False            # norms at depth d are scaled by 1/sqrt(d + 1)
@@ -89,10 +91,10 @@ class Config:
     steps: int = 600
     warmup_steps: float = 1 / 12
     decay_steps: float = 0.2            # the last steps: growing is over, the cool-down begins
-    lr: float = 4e-3
-    # how the rate falls, or a function (c, step) that gives the share of the peak rate
+    lr: float = 4e-3                    # the peak rate
+    # how the rate falls from there; or a function (c, step) that gives its share of the peak
     lr_shape: Literal['1-sqrt', 'cosine', 'constant'] | Callable = '1-sqrt'
-    # muon for the layers' matrices and AdamW for the rest, adamw for all, or a function (model, c)
+    # muon for the layers' matrices and AdamW for the rest, adamw for all; or a function (model, c)
     # that gives a list of optimizers
     optimizer: Literal['muon', 'adamw'] | Callable = 'muon'
     weight_decay: float = 0.01
@@ -123,7 +125,7 @@ class Config:
     metric: Callable | None = None      # (model, val loader) gives {name: number} more for the log
     log_every: int = 10
     save_every: int = 200
-    keep_every: int | None = None       # of so many steps a checkpoint stays, as ckpt-STEP.pt
+    keep_every: int | None = None       # every so many steps a checkpoint stays, as ckpt-STEP.pt
     keep_stages: bool = False           # one before each growth stays, too
     resume: bool = True                 # false: move the run in out_dir aside and start over
     wandb: bool = False                 # show the log online, too (pip install wandb)
@@ -134,21 +136,10 @@ class Config:
     grad_accum: int = 1                 # a process computes its rows in this many pieces
 
 
-# What a resumed run may change: speed, rounding, and what is measured, kept and shown ...
-FREE = set('out_dir resume device compile grad_accum recompute eval_every eval_batches metric '
-           'log_every save_every keep_every keep_stages wandb'.split())
-# ... and what it may change if the plan of every step that it has taken stays the same.
-AHEAD = set('steps warmup_steps decay_steps lr_shape n_layer grow grow_block grow_alpha loop order '
-            'cooldown_loop cooldown_data recurrence backprop_depth curriculum curriculum_shape '
-            'backprop_curriculum'.split())
-# With init_from these are the parent's.
-OF_PARENT = {each.name for each in fields(ModelConfig)} - {'context', 'order'}
-
-
 # --------------------------------------------------------------------------------------------- plan
 
-class Now(NamedTuple):
-    "What a step does."
+class StepPlan(NamedTuple):
+    "What one training step does."
     rate: float                         # the share of the peak rate
     n_layer: int
     grown_by: list | None               # the order of the stage before, which this one has untied
@@ -160,20 +151,23 @@ class Now(NamedTuple):
 
 
 def plan(c, step, start=None):
-    "What a step does, in a run that begins with `start` layers (None: as the config says)."
-    since = step - (c.steps - in_steps(c.decay_steps, c.steps))     # of the cool-down
-    _, grown_by, n_layer = [stage for stage in stages(c, start) if stage[0] <= step][-1]
-    loop = c.cooldown_loop if since >= 0 and c.cooldown_loop else c.loop
-    order = fit_loop(loop, n_layer) if loop else c.order
+    """What a step does. `start`: the layers that the model had at step 0, if it is not a new one.
+    (`begin` has filled in the settings of a core that are None.)"""
+    first_of_decay = c.steps - in_steps(c.decay_steps, c.steps)
+    cools_down = step >= first_of_decay
+    stage = [stage for stage in stages(c, start) if stage.first_step <= step][-1]
+    loop = c.cooldown_loop if cools_down and c.cooldown_loop else c.loop
+    order = fit_loop(loop, stage.n_layer) if loop else c.order
     data, batch = 'data', step
-    if since >= 0 and c.cooldown_data:
-        data, batch = 'cooldown_data', since
+    if cools_down and c.cooldown_data:
+        data, batch = 'cooldown_data', step - first_of_decay
     r = backprop_depth = None
     if c.recurrence:    # the authors' gradients, too, go through no more runs than the step's mean
         mean = recurrence_curriculum(step, c.steps, c.recurrence, c.curriculum, c.curriculum_shape)
         most = recurrence_curriculum(step, c.steps, c.backprop_depth, c.backprop_curriculum)
         r, backprop_depth = sample_recurrence(mean, step, c.seed), min(most, mean)
-    return Now(rate(c, step), n_layer, grown_by, order, data, batch, r, backprop_depth)
+    return StepPlan(rate(c, step), stage.n_layer, stage.grown_by, order, data, batch, r,
+                    backprop_depth)
 
 
 def in_steps(length, steps):
@@ -182,46 +176,71 @@ def in_steps(length, steps):
 
 
 def stages(c, start=None):
-    "[(first step, the order by which the stage before it grew or None, layers)]"
+    "The Stages of a run: one, if it does not grow."
     start = start or (c.grow_block if c.grow else c.n_layer)
     if not c.grow:
-        return [(0, None, start)]
+        return [Stage(0, None, start)]
     end = c.n_layer
     if c.init_from:             # a model that is there already grows once
-        end = len(GROWTH.get(c.grow, c.grow)(start, c.grow_block))
+        operator = c.grow if callable(c.grow) else GROWTH[c.grow]
+        end = len(operator(start, c.grow_block))
     constant = c.steps - in_steps(c.decay_steps, c.steps)
     return growth_plan(c.grow, end, c.grow_block, constant, c.grow_alpha, start)
 
 
 def rate(c, step):
-    """The share of the peak rate: linear up, constant, then down over the last decay_steps: by
+    """The share of the peak rate: linear up, constant, then down over the last decay_steps, by
     1 - sqrt, or by half a cosine to a thousandth, as the retrofit's authors have it."""
     if callable(c.lr_shape):
         return float(c.lr_shape(c, step))
     warmup, decay = in_steps(c.warmup_steps, c.steps), in_steps(c.decay_steps, c.steps)
     if step < warmup:
         return (step + 1) / warmup
-    t = max(0, step - (c.steps - decay)) / max(1, decay)
-    return {'1-sqrt': 1 - math.sqrt(t), 'constant': 1.0,
-            'cosine': 0.001 + 0.999 * (1 + math.cos(math.pi * t)) / 2}[c.lr_shape]
+    t = max(0, step - (c.steps - decay)) / max(1, decay)        # from 0 to 1 over the decay
+    if c.lr_shape == '1-sqrt':
+        return 1 - math.sqrt(t)
+    if c.lr_shape == 'cosine':
+        return 0.001 + 0.999 * (1 + math.cos(math.pi * t)) / 2
+    return 1.0
 
 
 # ----------------------------------------------------------------------------------------- the loop
 
+@dataclass
+class Run:
+    "What a run consists of while it trains."
+    c: Config
+    here: SimpleNamespace       # this process and its device, see `machine`
+    out: Path                   # its folder
+    data: dict                  # {'data', 'val', perhaps 'cooldown_data': a Loader}
+    model: LM                   # what is measured and saved
+    wrapped: torch.nn.Module    # the same model as it is trained: in DDP, if processes are several
+    optimizers: list
+    start: int | None           # for `plan`
+    totals: dict                # step, tokens, flops and seconds until now
+    taken: str                  # a hash of the plans of all steps until now
+    kept: dict                  # what each checkpoint says of the run, beside these
+    lines: list                 # of the log
+    log: typing.IO
+    bar: tqdm
+    online: typing.Any = None   # of wandb
+
+
 def train(c, open_parent=None):
-    "To the end (returns 0), or until a signal (its number): the same command goes on from there."
+    """To the end (returns 0), or until a signal (returns its number): the same command goes on from
+    there. open_parent(init_from, classes) opens a model of another kind; None: a run's."""
     with machine(c) as here:
         run = begin(replace(c), here, open_parent or load)
         if run.totals['step'] == 0:
-            write(run, **run.totals, **measure(run, c.metric))
+            write_line(run, **run.totals, **measure(run, c.metric))
         with stopping() as signals:
-            asked = take_steps(run, signals)
+            stopped_by = take_steps(run, signals)
         run.bar.close()
-        run.file.close()
+        run.log.close()
         if run.totals['step'] < c.steps:
             say(f'stopped after step {run.totals["step"]}, and saved: the same command goes on'
                 + ('' if c.resume else ', without --resume=false'))
-            return asked
+            return stopped_by
         if here.rank == 0:
             report(run)
     return 0
@@ -229,31 +248,28 @@ def train(c, open_parent=None):
 
 def take_steps(run, signals):
     "Until the last step, or a signal, whose number is returned."
-    c, here, optimizers, step, asked = run.c, run.here, run.optimizers, run.totals['step'], 0
-    x, y, count = fetch(run, min(step, c.steps - 1))
-    steps, total, _ = gather(here, torch.tensor(float(step), device=here.device), count, [])
-    assert steps == step * here.size, 'all processes of a run go on from one folder'
-    while step < c.steps and not asked:
+    c, here, optimizers, step = run.c, run.here, run.optimizers, run.totals['step']
+    if step == c.steps:
+        return 0
+    x, y, count = fetch(run, step)
+    sum_of_steps, n_targets, _ = gather(here, torch.tensor(float(step), device=here.device), count)
+    assert sum_of_steps == step * here.size, 'all processes of a run go on from one folder'
+    stopped_by = 0
+    while step < c.steps and not stopped_by:
         now = plan(c, step, run.start)
-        events = change(run, now)               # the model may grow
+        events = change(run, now)               # the model may grow, or get another order
         began = time.perf_counter()
 
         # forward and backward; the next batch comes while the GPU is at work
-        loss = backward(run, now, x, y, total)
-        # in the optimizers' order, because a sum in another order has another last bit
-        norm = torch.nn.utils.clip_grad_norm_(
-            [p for optimizer in optimizers for group in optimizer.param_groups
-             for p in group['params']], c.grad_clip or math.inf)
+        loss = backward(run, now, x, y, n_targets)
+        norm = clip(optimizers, c.grad_clip)
         if step + 1 < c.steps:
             x, y, count = fetch(run, step + 1)
-        loss, total, asked = gather(here, loss, count, signals)     # here it waits for the GPU
+        # here it waits for the GPU; n_targets is from now on the next step's
+        loss, n_targets, stopped_by = gather(here, loss, count, signals)
         norm = norm.item()
         if not math.isfinite(loss + norm):
-            if not events:      # if it has just grown, the log and a resume would miss that
-                keep(run)
-            raise Refused(f'step {step + 1} has loss {loss} and gradient norm {norm}, so it '
-                          f'was not taken; {run.out} holds the last good weights. Try a lower '
-                          '--lr or a longer --warmup_steps, in another --out_dir')
+            refuse_step(run, events, loss, norm)
 
         for optimizer in optimizers:
             for group in optimizer.param_groups:
@@ -264,10 +280,10 @@ def take_steps(run, signals):
         step += 1
 
         note(run, now, events, time.perf_counter() - began, loss=loss, grad_norm=norm)
-        keeps = c.keep_every and step % c.keep_every == 0
-        if keeps or step % c.save_every == 0 or step == c.steps or asked:
-            keep(run, f'ckpt-{step}.pt' if keeps else None)
-    return asked
+        stays = c.keep_every and step % c.keep_every == 0
+        if stays or step % c.save_every == 0 or step == c.steps or stopped_by:
+            save_run(run, f'ckpt-{step}.pt' if stays else None)
+    return stopped_by
 
 
 def fetch(run, step):
@@ -280,51 +296,67 @@ def fetch(run, step):
     return x.to(device, non_blocking=cuda), y.to(device, non_blocking=cuda), count
 
 
-def backward(run, now, tokens, targets, total):
-    """This process's rows, in pieces. The loss is one sum over the targets of all processes, by
-    their number `total`: a mean for each piece would give tokens of short answers more weight."""
-    c, here, how, loss = run.c, run.here, {}, 0.0
+def backward(run, now, tokens, targets, n_targets):
+    """Gradients of this process's rows, in pieces; returns their part of the loss. The loss is one
+    sum over the targets of all processes, divided by their number: a mean for each piece would give
+    tokens of short answers more weight."""
+    c, here, loss = run.c, run.here, 0.0
     for i, (x, y) in enumerate(zip(tokens.chunk(c.grad_accum), targets.chunk(c.grad_accum))):
-        if now.r:           # each row's first state is noise, the same however rows are shared out
-            first = here.rank * len(tokens) + i * len(x)
-            seeds = [seed_for(c.seed, f'state of row {row}', run.totals['step'])
-                     for row in range(first, first + len(x))]
-            how = dict(r=now.r, backprop_depth=now.backprop_depth, generator=[
-                torch.Generator(here.device).manual_seed(seed) for seed in seeds])
+        how = {}
+        if now.r:
+            first = here.rank * len(tokens) + i * len(x)        # the number of its first row
+            how = dict(r=now.r, backprop_depth=now.backprop_depth,
+                       generator=noise_of_rows(run, range(first, first + len(x))))
         if here.size > 1:   # DDP exchanges gradients with the last piece alone
             run.wrapped.require_backward_grad_sync = i == c.grad_accum - 1
         with here.autocast():
             # the model's loss is a mean: times its targets it is a sum (0 where none counts)
-            share = run.wrapped(x, y, **how) * (y != -1).sum() / max(1.0, total)
+            share = run.wrapped(x, y, **how) * (y != -1).sum() / max(1.0, n_targets)
         (share * here.size).backward()      # DDP divides gradients by the number of processes
         loss += share.detach()
     return loss
 
 
-def gather(here, loss, count, asked):
+def noise_of_rows(run, rows):
+    "A core's first states are noise. Each row's own is the same however rows are shared out."
+    seeds = [seed_for(run.c.seed, f'state of row {row}', run.totals['step']) for row in rows]
+    return [torch.Generator(run.here.device).manual_seed(seed) for seed in seeds]
+
+
+def clip(optimizers, most):
+    "Gradients are scaled down to a joint norm of `most` (0: they are not). Their norm before that."
+    # A sum in another order has another last bit, so it is always the optimizers' order.
+    params = [p for optimizer in optimizers for group in optimizer.param_groups
+              for p in group['params']]
+    return torch.nn.utils.clip_grad_norm_(params, most or math.inf)
+
+
+def gather(here, loss, count, signals=()):
     """A step's one message, and its one wait for the GPU: (the sum of the processes' losses, that
     of their counts, the number of a signal that one of them got, or 0)."""
-    asked = max(asked, default=0)
+    signal_number = max(signals, default=0)
     if here.size == 1:
-        return float(loss), count, asked
+        return float(loss), count, signal_number
     # full_like and not tensor: a copy to the GPU would wait for it
-    mine = torch.stack([loss.double(), *(torch.full_like(loss, number, dtype=torch.float64)
-                                         for number in (count, asked))])
-    every = [torch.empty_like(mine) for _ in range(here.size)]
-    dist.all_gather(every, mine)
-    losses, counts, signals = torch.stack(every).cpu().unbind(1)
-    return losses.sum().item(), counts.sum().item(), int(signals.max())
+    own = torch.stack([loss.double(), *(torch.full_like(loss, number, dtype=torch.float64)
+                                        for number in (count, signal_number))])
+    every = [torch.empty_like(own) for _ in range(here.size)]
+    dist.all_gather(every, own)
+    losses, counts, signal_numbers = torch.stack(every).cpu().unbind(1)
+    return losses.sum().item(), counts.sum().item(), int(signal_numbers.max())
 
 
 def change(run, now):
-    "Before a step the model may grow, or run its layers in another order: what the log says of it."
+    """Grow the model, or give it another order, if the step's plan says so. Returns what the log
+    says of that: {} if nothing changed."""
     grows = now.n_layer > len(run.model.layers)
-    if not grows and (not now.order or written(now.order) == written(run.model.order)):
+    same_order = now.order is None or written(now.order) == written(run.model.order)
+    if not grows and same_order:
         return {}
-    jump = dict(before=measure(run)['val_loss'])
+    before = measure(run)['val_loss']
     if grows:
         if run.c.keep_stages:
-            keep(run, f'ckpt-{run.totals["step"]}.pt')
+            save_run(run, f'ckpt-{run.totals["step"]}.pt')
         run.wrapped = None      # DDP and its gradients go with the old model
         torch.manual_seed(seed_for(run.c.seed, 'growth', run.totals['step']))   # for `init`
         run.model = untie(run.model, now.grown_by, run.optimizers, run.c.init)
@@ -334,40 +366,57 @@ def change(run, now):
         run.wrapped = wrap(run.here, run.model)
     else:
         run.model.order = now.order
-    jump |= dict(after=measure(run)['val_loss'])
+    after = measure(run)['val_loss']
     say(f'before step {run.totals["step"] + 1}: {now.n_layer} layers, {len(run.model.unrolled())} '
-        f'deep; the validation loss was {jump["before"]:.4f} and is {jump["after"]:.4f}')
+        f'deep; the validation loss was {before:.4f} and is {after:.4f}')
     if grows:
-        return dict(grown=jump | dict(origin=now.grown_by, init=run.kept['config']['init']))
-    return dict(looped=jump)
+        return dict(grown=dict(before=before, after=after, origin=now.grown_by,
+                               init=run.kept['config']['init']))
+    return dict(looped=dict(before=before, after=after))
+
+
+def refuse_step(run, events, loss, norm):
+    "A loss or gradients that are not finite: the weights before them are saved, and the run ends."
+    # A model that has just grown is not saved: its growth is not in the log yet, and a resume,
+    # which would find it grown, could not write it there. It grows again from the last checkpoint.
+    if not events:
+        save_run(run)
+    raise Refused(f'step {run.totals["step"] + 1} has loss {loss} and gradient norm {norm}, so it '
+                  f'was not taken; {run.out} holds the last good weights. Try a lower --lr or a '
+                  'longer --warmup_steps, in another --out_dir')
 
 
 # --------------------------------------------------------------------------------------- optimizers
 
 def make_optimizers(model, c):
-    """AdamW for everything, or Muon for the matrices, but not embedding and head, whose rows are
-    looked up one by one. Norms are not decayed. 'peak' is a group's peak rate."""
-    inner, rest, norms = [], [], []
-    for name, p in model.named_parameters():
-        looked_up = name in ('embed.weight', 'head.weight') or c.optimizer != 'muon'
-        (norms if p.dim() < 2 else rest if looked_up else inner).append(p)
+    """AdamW for everything, or Muon for the layers' matrices and AdamW for the rest: embedding and
+    head, whose rows are looked up one by one, and norms, which do not decay. A group's 'peak' is
+    its peak rate."""
     if callable(c.optimizer):
         optimizers = c.optimizer(model, c)
         places = {p: i for i, p in enumerate(model.parameters())}
-        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-            its = [places[p] for p in group['params']]      # or a growth would exchange states
-            assert its == sorted(its), 'a group has its parameters in the order of the model'
-    else:
-        muon = c.optimizer == 'muon'
-        lr = c.adamw_lr if muon and c.adamw_lr is not None else c.lr
-        groups = [dict(params=rest, weight_decay=c.weight_decay),
-                  dict(params=norms, weight_decay=0.0)]
-        optimizers = [torch.optim.AdamW(groups, lr, betas=(0.9, 0.95), fused=True)]
-        if muon:
-            optimizers.insert(0, Muon(inner, c.lr, c.weight_decay, adjust_lr_fn=c.muon_scaling))
-    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-        group.setdefault('peak', group['lr'])
-    return optimizers
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:        # or a growth would exchange states
+                its = [places[p] for p in group['params']]
+                assert its == sorted(its), 'a group has its parameters in the order of the model'
+                group.setdefault('peak', group['lr'])
+        return optimizers
+    matrices, rest, norms = [], [], []
+    for name, p in model.named_parameters():
+        if p.dim() < 2:
+            norms.append(p)
+        elif c.optimizer == 'adamw' or name in ('embed.weight', 'head.weight'):
+            rest.append(p)
+        else:
+            matrices.append(p)
+    lr = c.lr if c.adamw_lr is None or c.optimizer == 'adamw' else c.adamw_lr
+    groups = [dict(params=rest, weight_decay=c.weight_decay, peak=lr),
+              dict(params=norms, weight_decay=0.0, peak=lr)]
+    adamw = torch.optim.AdamW(groups, lr, betas=(0.9, 0.95), fused=True)
+    if c.optimizer == 'adamw':
+        return [adamw]
+    return [Muon([dict(params=matrices, peak=c.lr)], c.lr, c.weight_decay,
+                 adjust_lr_fn=c.muon_scaling), adamw]
 
 
 class Muon(torch.optim.Optimizer):
@@ -396,20 +445,22 @@ class Muon(torch.optim.Optimizer):
                     self.step_of(matrices[i:i + some], **group)
 
     def step_of(self, matrices, lr, weight_decay, momentum, adjust_lr_fn, **_):
-        # torch._foreach_...: one kernel for all matrices, where a GPU would start hundreds
+        """A step of some matrices; `_` is what else a group says. Functions torch._foreach_... are
+        one kernel for all matrices, where a GPU would start hundreds."""
         for p in matrices:
             if 'momentum_buffer' not in self.state[p]:
                 self.state[p]['momentum_buffer'] = torch.zeros_like(p)
         grads = [p.grad for p in matrices]
         buffers = [self.state[p]['momentum_buffer'] for p in matrices]
-        rank, size, _ = which_process()
         torch._foreach_lerp_(buffers, grads, 1 - momentum)
+        # This process makes its share of them orthogonal. The last processes may have fewer left:
+        # there the last matrix is computed again.
+        rank, size, _ = which_process()
         share = math.ceil(len(matrices) / size)
-        # where there are fewer for the last processes, they compute the last matrix again
-        mine = [min(i, len(matrices) - 1) for i in range(rank * share, (rank + 1) * share)]
-        updates = torch._foreach_lerp([grads[i] for i in mine], [buffers[i] for i in mine],
+        own = [min(i, len(matrices) - 1) for i in range(rank * share, (rank + 1) * share)]
+        updates = torch._foreach_lerp([grads[i] for i in own], [buffers[i] for i in own],
                                       momentum)                         # Nesterov's look ahead
-        # wide: the products are smaller
+        # all wide, so that they are one tensor, and the products in `orthogonal` smaller
         updates = torch.stack([u.mT if u.shape[0] > u.shape[1] else u for u in updates])
         updates = orthogonal(updates.to(torch.bfloat16 if updates.is_cuda else torch.float32))
         if size > 1:
@@ -418,58 +469,80 @@ class Muon(torch.optim.Optimizer):
             updates = every
         updates = updates.to(matrices[0].dtype)
         torch._foreach_mul_(matrices, 1 - lr * weight_decay)
-        for n, m in {tuple(p.shape) for p in matrices}:
-            scale = {'match_rms_adamw': 0.2 * math.sqrt(max(n, m)),
-                     'original': math.sqrt(max(1, n / m))}[adjust_lr_fn]
-            its = [(p, u.mT if n > m else u) for p, u in zip(matrices, updates)
-                   if p.shape == (n, m)]
-            torch._foreach_sub_(*map(list, zip(*its)), alpha=lr * scale)
+        for n, m in {tuple(p.shape) for p in matrices}:         # one shape, and its transpose
+            scale = (0.2 * math.sqrt(max(n, m)) if adjust_lr_fn == 'match_rms_adamw' else
+                     math.sqrt(max(1, n / m)))
+            its = [p for p in matrices if p.shape == (n, m)]
+            steps = [u.mT if n > m else u for p, u in zip(matrices, updates) if p.shape == (n, m)]
+            torch._foreach_sub_(its, steps, alpha=lr * scale)
 
 
 def orthogonal(x):
-    """Matrices (..., n, m), n <= m, with their singular values pushed towards 1: five steps of
+    """Matrices (k, n, m), n <= m, with their singular values pushed towards 1: five steps of
     Newton-Schulz, each the odd polynomial a s + b s^3 + c s^5 of every singular value s. The
     coefficients are Keller Jordan's: steepest at 0, and from there on within 0.7 to 1.2."""
     a, b, c = 3.4445, -4.7750, 2.0315
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     for _ in range(5):
-        gram = x @ x.mT                                                         # (..., n, n)
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+        gram = x @ x.mT                                                         # (k, n, n)
+        even = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)     # b gram + c gram gram
+        x = torch.baddbmm(x, even, x, beta=a)                       # a x + even x
     return x
 
 
 # --------------------------------------------------------------------------------------------- data
-# A dataset is a folder: train.json and val.json say what is in train_*.bin and val_*.bin. Beside a
-# .bin may be a .mask (1 where a token counts in the loss) and a .marks (what kind of answer a token
-# belongs to, plus 128 where an answer begins). Or it has mixture.json: {folder in it: share}.
+# A dataset is a folder. Its train.json and val.json say what is in the shards train_*.bin and
+# val_*.bin, which are tokens and nothing else. Beside a .bin may be a .mask (1 where a token counts
+# in the loss) and a .marks (which kind of answer a token belongs to, plus 128 where an answer
+# begins). A folder may also be a mixture: mixture.json is {folder in it: share}.
 
 BEGINS = 128
 PERIOD = 1000       # a mixture's shares are exact in every thousand rows
 
 
-def which_process():
-    "(its rank, how many there are, its number on this machine): torchrun says so."
-    if 'RANK' not in os.environ:        # some clusters set WORLD_SIZE alone
-        return 0, 1, 0
-    return tuple(int(os.environ[name]) for name in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK'))
+class Dataset:
+    "A dataset's windows of `context` tokens. Window i always holds the same ones."
 
+    def __init__(self, folder, split, context):
+        self.folder, self.context = folder, context
+        self.about = json.loads((folder / f'{split}.json').read_text())
+        # where each shard's windows end, if all are numbered one after the other
+        self.ends = np.cumsum([(shard['tokens'] - 1) // context for shard in self.about['shards']])
+        self.marks = np.arange(2 * BEGINS)      # the Loader may number kinds of answers anew
 
-def permute(places, n, key):
-    """Where an array of places goes in the permutation of range(n) that the key picks. A Feistel
-    network shuffles the next power of four; what lands past n walks on until it comes back."""
-    bits = max(1, ((n - 1).bit_length() + 1) // 2)
-    half, mask = np.uint64(bits), np.uint64(2 ** bits - 1)
-    result, outside = np.array(places, np.uint64), np.ones(len(places), bool)
-    while outside.any():
-        left, right = result[outside] >> half, result[outside] & mask
-        for turn in range(4):
-            z = right + np.uint64((key + turn * 0x9E3779B97F4A7C15) % 2 ** 64)  # splitmix64's
-            z = (z ^ z >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
-            z = (z ^ z >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-            left, right = right, left ^ (z ^ z >> np.uint64(31)) & mask
-        result[outside] = left << half | right
-        outside = result >= n
-    return result.astype(np.int64)
+    def number_kinds(self, kinds):
+        "From now on, `read` gives each kind of answer its number among these, from 1 on."
+        for i, kind in enumerate(self.about['kinds'], 1):
+            self.marks[i] = 1 + kinds.index(kind)
+            self.marks[i + BEGINS] = self.marks[i] + BEGINS
+
+    @functools.lru_cache(300)       # more would be too many open files
+    def shard(self, s):
+        "{'.bin': its tokens}, and .mask and .marks, if it has them; mapped, not read."
+        shard, arrays = self.about['shards'][s], {}
+        for ending in shard['sha256']:          # {each file's ending: its checksum}
+            path = self.folder / Path(shard['file']).with_suffix(ending).name
+            dtype = self.about['dtype'] if ending == '.bin' else 'uint8'
+            assert dtype in ('uint8', 'uint16', 'uint32'), f'{path} has no tokens of {dtype}'
+            arrays[ending] = np.asarray(np.memmap(path, dtype, 'r', shape=(shard['tokens'],)))
+        return arrays
+
+    def read(self, windows):
+        "Of n windows (3, n, T): tokens, the tokens after them (-1 is no target), marks of those."
+        T, rows = self.context, np.zeros((3, len(windows), self.context), np.int64)
+        of_shard = self.ends.searchsorted(windows, side='right')
+        first = (windows - np.append(0, self.ends)[of_shard]) * T       # its place in its shard
+        for s in np.unique(of_shard).tolist():
+            arrays, here = self.shard(s), of_shard == s
+            tokens = sliding_window_view(arrays['.bin'], T + 1)[first[here]]
+            rows[0, here], rows[1, here] = tokens[:, :-1], tokens[:, 1:]
+            if '.mask' in arrays:
+                counts = sliding_window_view(arrays['.mask'], T)[first[here] + 1] > 0
+                rows[1, here] = np.where(counts, rows[1, here], -1)
+            if '.marks' in arrays:
+                marks = sliding_window_view(arrays['.marks'], T)[first[here] + 1]
+                rows[2, here] = self.marks[marks]
+        return rows
 
 
 class Loader:
@@ -480,142 +553,100 @@ class Loader:
     def __init__(self, c, data, split='train', seed=0):
         self.batch_size, self.context, self.seed = c.batch_size, c.context, seed
         self.rank, self.size, _ = which_process()
-        self.folders, self.about, shares = [], [], []       # of each dataset
+        self.datasets, shares = [], []
         for folder in map(find, data if isinstance(data, list) else str(data).split(',')):
             mixture = folder / 'mixture.json'
             parts = json.loads(mixture.read_text()) if mixture.exists() else {'.': 1}
             for part, share in parts.items():
-                self.folders.append(folder / part)
-                self.about.append(json.loads((folder / part / f'{split}.json').read_text()))
+                self.datasets.append(Dataset(folder / part, split, c.context))
                 shares.append(share / sum(parts.values()))
-        self.ends = [np.cumsum([(shard['tokens'] - 1) // self.context for shard in each['shards']])
-                     for each in self.about]                # where each shard's windows end
-        self.windows = np.array([ends[-1] for ends in self.ends])
+        self.windows = np.array([each.ends[-1] for each in self.datasets])      # of each dataset
         # rows of each dataset in a period: rounded down, the rest to the largest remainders
         exact = [share * PERIOD / sum(shares) for share in shares]
-        quota = [math.floor(rows) for rows in exact]
-        rest = sorted(range(len(exact)), key=lambda d: quota[d] - exact[d])
-        for d in rest[:PERIOD - sum(quota)]:
-            quota[d] += 1
-        self.quota = quota
-        assert min(*self.windows, *quota) > 0, f'{data}: a dataset that would never be read'
-        # a dataset's second kind of answer may be the first of all together
-        self.kinds = list(dict.fromkeys(kind for each in self.about for kind in each['kinds']))
-        self.marks = np.tile(np.arange(2 * BEGINS), (len(self.about), 1))
-        for marks, each in zip(self.marks, self.about):
-            own = [1 + self.kinds.index(kind) for kind in each['kinds']]
-            marks[1:1 + len(own)] = own
-            marks[BEGINS:] = marks[:BEGINS] + BEGINS
+        self.quota = [math.floor(rows) for rows in exact]
+        by_remainder = sorted(range(len(exact)), key=lambda d: self.quota[d] - exact[d])
+        for d in by_remainder[:PERIOD - sum(self.quota)]:
+            self.quota[d] += 1
+        assert min(*self.windows, *self.quota) > 0, f'{data}: a dataset that would never be read'
+        # kinds of answers, numbered through all datasets: another's second may be the first here
+        self.kinds = list(dict.fromkeys(kind for each in self.datasets
+                                        for kind in each.about['kinds']))
+        for each in self.datasets:
+            each.number_kinds(self.kinds)
 
     def __len__(self):
         "Batches until some dataset has been seen once."
         return max(1, min(self.windows * PERIOD // self.quota) // self.batch_size)
 
-    def kept(self):
+    def description(self):
         "What a checkpoint keeps of the data, to know it again: all that the JSON files say."
-        return [about | dict(rows_of_1000=n) for about, n in zip(self.about, self.quota)]
+        return [each.about | dict(rows_of_1000=n) for each, n in zip(self.datasets, self.quota)]
 
     def passes(self, batches):
         "How often the dataset that is read most has been read after so many batches."
         return max(batches * self.batch_size * np.array(self.quota) / PERIOD / self.windows).item()
 
     def batch(self, step, again=True):
-        """(tokens, targets, kinds of the targets), (B, T) each; -1 is no target. again=False leaves
+        """(tokens, targets, marks of the targets), (B, T) each; -1 is no target. again=False leaves
         out rows that were there before: small data is gone through several times."""
         n = self.batch_size // self.size
         first = step * self.batch_size + self.rank * n
-        which, epoch, window = self.places(np.arange(first, first + n))
+        dataset, epoch, window = self.places(np.arange(first, first + n))
         if not again:
-            which, window = which[epoch == 0], window[epoch == 0]
-        rows = np.zeros((3, len(which), self.context), np.int64)
-        for d in np.unique(which).tolist():
-            self.read(d, window[which == d], np.flatnonzero(which == d), rows)
+            dataset, window = dataset[epoch == 0], window[epoch == 0]
+        rows = np.zeros((3, len(window), self.context), np.int64)
+        for d in np.unique(dataset).tolist():
+            rows[:, dataset == d] = self.datasets[d].read(window[dataset == d])
         return torch.from_numpy(rows).unbind()
+
+    def places(self, rows):
+        "Of rows, numbered through the whole run: (whose they are, in which epoch, which window)."
+        dataset, number = np.empty_like(rows), np.empty_like(rows)
+        for period in np.unique(rows // PERIOD).tolist():
+            here = rows // PERIOD == period
+            datasets, numbers = self.turns(period)
+            dataset[here] = datasets[rows[here] % PERIOD]
+            number[here] = numbers[rows[here] % PERIOD]
+        epoch, window = np.divmod(number, self.windows[dataset])
+        for d, e in {*zip(dataset.tolist(), epoch.tolist())}:
+            here = (dataset == d) & (epoch == e)
+            key = seed_for(self.seed, f'epoch of dataset {d}', e)
+            window[here] = permute(window[here], self.windows[d].item(), key)
+        return dataset, epoch, window
 
     @functools.lru_cache(4)
     def turns(self, period):
-        "Of each row of a period: (which dataset it is from, which of all that dataset's rows)."
-        which, number = np.repeat(np.arange(len(self.quota)), self.quota), np.empty(PERIOD, int)
-        which = which[permute(np.arange(PERIOD), PERIOD, seed_for(self.seed, 'mixture', period))]
+        "For each row of a period: (whose it is, how many of that dataset's rows came before it)."
+        datasets = np.repeat(np.arange(len(self.quota)), self.quota)
+        shuffled = permute(np.arange(PERIOD), PERIOD, seed_for(self.seed, 'mixture', period))
+        datasets, numbers = datasets[shuffled], np.empty(PERIOD, int)
         for d, quota in enumerate(self.quota):
-            number[which == d] = period * quota + np.arange(quota)
-        return which, number
-
-    def places(self, rows):
-        "Of rows of the whole run: (which dataset, which epoch of it, which window)."
-        which, number = np.empty_like(rows), np.empty_like(rows)
-        for period in np.unique(rows // PERIOD).tolist():
-            here = rows // PERIOD == period
-            which[here], number[here] = (each[rows[here] % PERIOD] for each in self.turns(period))
-        epoch, window = np.divmod(number, self.windows[which])
-        for d, e in {*zip(which.tolist(), epoch.tolist())}:
-            its = (which == d) & (epoch == e)
-            key = seed_for(self.seed, f'epoch of dataset {d}', e)
-            window[its] = permute(window[its], self.windows[d].item(), key)
-        return which, epoch, window
-
-    @functools.lru_cache(300)       # more would be too many open files
-    def shard(self, d, s):
-        "{'.bin': its tokens}, and .mask and .marks, if it has them; mapped, not read."
-        shard, arrays = self.about[d]['shards'][s], {}
-        for end in shard['sha256']:
-            path = self.folders[d] / Path(shard['file']).with_suffix(end).name
-            dtype = self.about[d]['dtype'] if end == '.bin' else 'uint8'
-            assert dtype in ('uint8', 'uint16', 'uint32'), f'{path} has no tokens of {dtype}'
-            arrays[end] = np.asarray(np.memmap(path, dtype, 'r', shape=(shard['tokens'],)))
-        return arrays
-
-    def read(self, d, windows, places, rows):
-        "Windows of dataset d into these places of rows: tokens, the tokens after them, kinds."
-        T, of_shard = self.context, self.ends[d].searchsorted(windows, side='right')
-        first = (windows - np.append(0, self.ends[d])[of_shard]) * T
-        for s in np.unique(of_shard).tolist():
-            part, here, at = self.shard(d, s), places[of_shard == s], first[of_shard == s]
-            tokens = sliding_window_view(part['.bin'], T + 1)[at].astype(np.int64)
-            rows[0, here], rows[1, here] = tokens[:, :-1], tokens[:, 1:]
-            if '.mask' in part:
-                counts = sliding_window_view(part['.mask'], T)[at + 1] > 0
-                rows[1, here] = np.where(counts, tokens[:, 1:], -1)
-            if '.marks' in part:
-                rows[2, here] = self.marks[d][sliding_window_view(part['.marks'], T)[at + 1]]
+            numbers[datasets == d] = period * quota + np.arange(quota)
+        return datasets, numbers
 
 
-# --------------------------------------------------------------------- what a run measures and says
+def permute(places, n, key):
+    """Where an array of places goes in the permutation of range(n) that the key picks. Unlike
+    numpy's, it needs no list of n: there may be billions of windows. A Feistel network of four
+    rounds permutes the numbers below a power of four, by exchanging and mixing the two halves of
+    their bits. A place that it sends past n is sent on until it comes back below n."""
+    bits = max(1, ((n - 1).bit_length() + 1) // 2)              # of a half
+    half, mask = np.uint64(bits), np.uint64(2 ** bits - 1)
+    result, outside = np.array(places, np.uint64), np.ones(len(places), bool)
+    while outside.any():
+        left, right = result[outside] >> half, result[outside] & mask
+        for turn in range(4):
+            # splitmix64's way to mix 64 bits
+            z = right + np.uint64((key + turn * 0x9E3779B97F4A7C15) % 2 ** 64)
+            z = (z ^ z >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+            z = (z ^ z >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+            left, right = right, left ^ (z ^ z >> np.uint64(31)) & mask
+        result[outside] = left << half | right
+        outside = result >= n
+    return result.astype(np.int64)
 
-def note(run, now, events, took, **numbers):
-    "A step that was taken: what it cost, a measurement where one is due, a line of the log."
-    c, here, totals, n = run.c, run.here, run.totals, run.c.batch_size * run.c.context
-    flops = n * run.model.flops_per_token(None, c.context, now.r, now.backprop_depth)
-    totals |= dict(step=totals['step'] + 1, tokens=totals['tokens'] + n,
-                   flops=totals['flops'] + flops, seconds=totals['seconds'] + took)
-    run.taken = mark_of_plans(run.taken, now)
-    if totals['step'] % c.eval_every == 0 or totals['step'] == c.steps:
-        events |= measure(run, c.metric)
-    if events or totals['step'] % c.log_every == 0:
-        memory = round(torch.cuda.max_memory_allocated() / 1e9, 2) if here.cuda else None
-        core = dict(r=now.r, backprop_depth=now.backprop_depth) if now.r else {}
-        write(run, **totals | dict(seconds=round(totals['seconds'], 1)), **numbers,
-              lr=c.lr * now.rate, tokens_per_s=round(n / took), memory_gb=memory,
-              mfu=here.peak and round(flops / took / here.peak, 4),
-              passes=round(run.data[now.data].passes(now.batch + 1), 2), **core, **events)
-    run.bar.update()
 
-
-def write(run, **line):
-    "A line of the log; its numbers stand beside the bar, or where nobody watches, on a line."
-    line |= dict(n_layer=len(run.model.layers), depth=len(run.model.unrolled()))
-    run.lines.append(line)
-    run.file.write(json.dumps(line) + '\n')
-    if run.c.wandb and run.here.rank == 0:
-        run.online.log(line, step=line['step'])
-    words = [f'{name} {round(line[name], 4):,}' for name in
-             ('loss', 'val_loss', 'n_layer', 'tokens_per_s', 'mfu', 'memory_gb') if line.get(name)]
-    words += [f'{kind} {its["accuracy"]:.0%}' for kind, its in line.get('kinds', {}).items()
-              if kind != 'text']
-    run.bar.set_postfix_str(', '.join(words), refresh=False)
-    if run.bar.disable:
-        say(f'step {line["step"]} of {run.c.steps}: {", ".join(words)}')
-
+# --------------------------------------------------------------------------------- what is measured
 
 def measure(run, metric=None):
     "What the log says of a model: the validation loss, right answers, a config's own metric."
@@ -633,36 +664,40 @@ def measure(run, metric=None):
 @torch.no_grad()
 def validate(model, loader, batches=None, pieces=1):
     """The mean loss over the first batches (None: until a dataset ends), and of each kind of answer
-    its loss and the share of right ones. An answer ends at the next mark above 128, or at 0; one
-    that began in the row before counts nowhere."""
-    # of all tokens, and of each kind: losses, tokens, right answers, answers
+    its loss and the share of right ones."""
+    # for all tokens, and for each kind of answer: its losses, tokens, right answers and answers
     sums = torch.zeros(1 + len(loader.kinds), 4, dtype=torch.float64)
     for step in range(min(batches or len(loader), len(loader))):
-        of_batch, rows = torch.zeros_like(sums), []
+        of_batch = torch.zeros_like(sums)
         for x, y, marks in zip(*(t.chunk(pieces) for t in loader.batch(step, again=False))):
             if not len(x):
                 continue
             losses, wrong = losses_of(model, x, y)
-            begins = marks >= BEGINS
-            # the number of each token's answer; a row's first tokens have one of their own
-            number = begins.clone()
-            number[:, 0] = True
-            number = number.flatten().cumsum(0).view(y.shape)
-            failed = number[wrong & (marks > 0)].bincount(minlength=int(number.max()) + 1) > 0
-            right = ~failed[number[begins]]
-            rows += torch.stack((losses.sum(1), (y != -1).sum(1)), dim=1)
+            for of_row, count in zip(losses.sum(1), (y != -1).sum(1)):
+                of_batch[0, :2] += torch.stack((of_row, count))
+            kinds, right = answers_of(marks, wrong)
             for k in range(1, len(sums)):
-                here, its = marks % BEGINS == k, right[marks[begins] - BEGINS == k]
+                here, its = marks % BEGINS == k, right[kinds == k]
                 of_batch[k] += torch.tensor([losses[here].sum(), here.sum(), its.sum(), len(its)])
-        of_batch[0, :2] = sum(rows, torch.zeros(2))
         sums += of_batch
     if loader.size > 1:
         sums = sums.to(model.norm.weight.device)
         dist.all_reduce(sums)
-    (loss, n, *_), *kinds = sums.tolist()
+    (loss, n, *_), *of_kinds = sums.tolist()
     return dict(val_loss=loss / max(1, n), kinds={
         kind: dict(loss=loss / n, accuracy=right / answers)
-        for kind, (loss, n, right, answers) in zip(loader.kinds, kinds) if answers})
+        for kind, (loss, n, right, answers) in zip(loader.kinds, of_kinds) if answers})
+
+
+def answers_of(marks, wrong):
+    """(each answer's kind, is all of it right). An answer lasts from a mark above 128 to the next
+    one, or to a 0. The rest of one that began in the row before counts nowhere."""
+    begins = marks >= BEGINS
+    counter = begins.clone()
+    counter[:, 0] = True            # so that such a rest is not taken for the row before
+    number = counter.flatten().cumsum(0).view_as(marks)         # (B, T): the answer's number
+    mistakes = torch.bincount(number[wrong & (marks > 0)], minlength=int(number.max()) + 1)
+    return marks[begins] - BEGINS, mistakes[number[begins]] == 0
 
 
 def losses_of(model, tokens, targets):
@@ -670,14 +705,62 @@ def losses_of(model, tokens, targets):
     device, losses, wrong = model.norm.weight.device, [], []
     rows = max(1, 2 ** 16 // tokens.shape[1])
     for x, y in zip(tokens.to(device).split(rows), targets.to(device).split(rows)):
-        x = model.norm(model.hidden(x)).flatten(0, 1)                           # (B*T, C)
-        some = 4096 if x.is_cuda else max(1, 2 ** 26 // len(model.head.weight))
-        for part, right in zip(x.split(some), y.flatten().split(some)):
+        x, y = model.norm(model.hidden(x)).flatten(0, 1), y.flatten()           # (B*T, C)
+        at_once = 4096 if x.is_cuda else max(1, 2 ** 26 // len(model.head.weight))
+        for part, answers in zip(x.split(at_once), y.split(at_once)):
             logits = model.head(part)
-            losses.append(F.cross_entropy(logits.float(), right, ignore_index=-1, reduction='none'))
-            wrong.append(logits.argmax(-1) != right)
+            losses.append(F.cross_entropy(logits.float(), answers, ignore_index=-1,
+                                          reduction='none'))
+            wrong.append(logits.argmax(-1) != answers)
     return (torch.cat(losses).cpu().double().view(targets.shape),
             torch.cat(wrong).cpu().view(targets.shape))
+
+
+# ------------------------------------------------------------------------- the log and what is said
+
+def note(run, now, events, took, **numbers):
+    "After a step: add up what it cost, measure where that is due, and write a line of the log."
+    c, here, n = run.c, run.here, run.c.batch_size * run.c.context
+    flops = n * run.model.flops_per_token(None, c.context, now.r, now.backprop_depth)
+    for name, more in (('step', 1), ('tokens', n), ('flops', flops), ('seconds', took)):
+        run.totals[name] += more
+    run.taken = hash_of_plans(run.taken, now)
+    step = run.totals['step']
+    measured = measure(run, c.metric) if step % c.eval_every == 0 or step == c.steps else {}
+    if events or measured or step % c.log_every == 0:
+        memory = round(torch.cuda.max_memory_allocated() / 1e9, 2) if here.cuda else None
+        core = dict(r=now.r, backprop_depth=now.backprop_depth) if now.r else {}
+        totals = run.totals | dict(seconds=round(run.totals['seconds'], 1))
+        write_line(run, **totals, **numbers,
+                   lr=c.lr * now.rate, tokens_per_s=round(n / took), memory_gb=memory,
+                   mfu=here.peak and round(flops / took / here.peak, 4),
+                   passes=round(run.data[now.data].passes(now.batch + 1), 2),
+                   **core, **events, **measured)
+    run.bar.update()
+
+
+def write_line(run, **line):
+    "A line of the log; its numbers stand beside the bar, or where nobody watches, on a line."
+    line |= dict(n_layer=len(run.model.layers), depth=len(run.model.unrolled()))
+    run.lines.append(line)
+    run.log.write(json.dumps(line) + '\n')
+    if run.online:
+        run.online.log(line, step=line['step'])
+    shown = 'loss', 'val_loss', 'n_layer', 'tokens_per_s', 'mfu', 'memory_gb'
+    words = [f'{name} {round(line[name], 4):,}' for name in shown if line.get(name)]
+    words += [f'{kind} {its["accuracy"]:.0%}' for kind, its in line.get('kinds', {}).items()
+              if kind != 'text']
+    run.bar.set_postfix_str(', '.join(words), refresh=False)
+    if run.bar.disable:
+        say(f'step {line["step"]} of {run.c.steps}: {", ".join(words)}')
+
+
+def say(text):
+    "A line on the terminal, above the bar."
+    if which_process()[0] == 0:
+        with contextlib.suppress(OSError):      # it may be closed: the run is saved all the same
+            tqdm.write(text)
+            sys.stdout.flush()
 
 
 def report(run):
@@ -703,21 +786,24 @@ def draw(lines, path):
     from matplotlib.figure import Figure
     figure = Figure((12, 4.5), layout='constrained')
     left, right = figure.subplots(1, 2)
+    trained = [line for line in lines if 'loss' in line]
     measured = [line for line in lines if 'val_loss' in line]
     steps = [line['step'] for line in measured]
-    kinds = [kind for kind in measured[-1]['kinds'] if all(kind in line['kinds']
-                                                           for line in measured)]
-    trained = [line for line in lines if 'loss' in line]
+    kinds = [kind for kind in measured[-1]['kinds']
+             if all(kind in line['kinds'] for line in measured)]
     left.plot([line['step'] for line in trained], [line['loss'] for line in trained],
               color='#bbbbbb', label='training')
     left.plot(steps, [line['val_loss'] for line in measured], label='validation')
     if 'text' in kinds:
+        kinds.remove('text')
         left.plot(steps, [line['kinds']['text']['loss'] for line in measured],
                   label='validation, on text alone')
-    for i, kind in enumerate(kind for kind in kinds if kind != 'text'):
+    for i, kind in enumerate(kinds):
         share = [100 * line['kinds'][kind]['accuracy'] for line in measured]
         [curve] = right.plot(steps, share)
-        height = min(max(share), 40 + 12 * i)           # its name stands where it rises
+        # Its name stands beside it where it rises. The curves end at one height, so each name has
+        # a height of its own.
+        height = min(max(share), 40 + 12 * i)
         at = next(j for j in range(len(share)) if share[j] >= height)
         x = np.interp(height, share[max(0, at - 1):at + 1], steps[max(0, at - 1):at + 1])
         right.text(x, height, f'{kind} '.replace('depth', 'aliases:'), color=curve.get_color(),
@@ -735,113 +821,137 @@ def draw(lines, path):
         figure.savefig(new, format='png', dpi=130)
 
 
-# ------------------------------------------------------------------------------- where a run begins
-# Dense bfloat16 FLOPs per second. The first name that a GPU has counts.
+# ---------------------------------------------------------------------- this process and its device
+# Dense bfloat16 FLOPs per second. The first name that a GPU has counts; None: it is not known.
 PEAKS = {'Laptop': None, '4090 D': None, 'H100 PCIe': 756e12, 'H100 NVL': 835e12,
          'H200 NVL': 835e12, 'H200': 989e12, 'H100': 989e12, 'B200': 2250e12, 'A100': 312e12,
          'L40S': 362e12, 'L40': 181e12, '4090': 165e12}
+
+
+def which_process():
+    "(its rank, how many there are, its number on this machine): torchrun says so."
+    if 'RANK' not in os.environ:        # some clusters set WORLD_SIZE alone
+        return 0, 1, 0
+    return tuple(int(os.environ[name]) for name in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK'))
 
 
 @contextlib.contextmanager
 def machine(c):
     "This process's device, and what it can do; in here the processes of a run are together."
     rank, size, local = which_process()
-    name = c.device
-    if name == 'auto':
-        name = ('cuda' if torch.cuda.is_available() else
+    file = lock(Path(c.out_dir)) if rank == 0 else None         # before the processes meet
+    kind = c.device
+    if kind == 'auto':
+        kind = ('cuda' if torch.cuda.is_available() else
                 'mps' if torch.backends.mps.is_available() else 'cpu')
-    here = SimpleNamespace(rank=rank, size=size, cuda=name == 'cuda', device=torch.device(name),
-                           half=c.dtype == 'bfloat16', peak=None)
-    here.lock = lock(Path(c.out_dir)) if rank == 0 else None    # before the processes meet
-    if here.cuda:
-        here.device = torch.device('cuda', local)
-        torch.cuda.set_device(here.device)
+    device, is_cuda, peak, is_half = torch.device(kind), kind == 'cuda', None, c.dtype == 'bfloat16'
+    if is_cuda:
+        device = torch.device('cuda', local)
+        torch.cuda.set_device(device)
         torch.set_float32_matmul_precision('high')
-        here.half |= c.dtype == 'auto' and torch.cuda.get_device_capability() >= (8, 0)
-        gpu = torch.cuda.get_device_name()
-        peak = next((PEAKS[each] for each in PEAKS if each in gpu), None)
-        here.peak = peak and peak * size
-    # matrix products in bfloat16, where that is asked for or a GPU is fast at it
-    here.autocast = functools.partial(torch.autocast, name, torch.bfloat16, enabled=here.half)
-    here.compiles = here.cuda if c.compile == 'auto' else c.compile
-    if here.compiles:       # else DDP would cut each Block at every 25 MB, and keep what crosses
+        is_half |= c.dtype == 'auto' and torch.cuda.get_device_capability() >= (8, 0)
+        name = torch.cuda.get_device_name()
+        peak = next((PEAKS[each] for each in PEAKS if each in name), None)
+    compiles = is_cuda if c.compile == 'auto' else c.compile
+    if compiles:        # with it, DDP would make torch.compile cut each Block at every 25 MB
         torch._dynamo.config.optimize_ddp = False
     if size > 1:
-        dist.init_process_group('nccl' if here.cuda else 'gloo', timeout=timedelta(minutes=10),
-                                device_id=here.device if here.cuda else None)
+        dist.init_process_group('nccl' if is_cuda else 'gloo', timeout=timedelta(minutes=10),
+                                device_id=device if is_cuda else None)
+    here = SimpleNamespace(
+        rank=rank, size=size, device=device, cuda=is_cuda, compiles=compiles, lock=file,
+        peak=peak and peak * size,      # FLOPs per second of all of the run's GPUs
+        autocast=functools.partial(torch.autocast, kind, torch.bfloat16, enabled=is_half))
     try:
         yield here
     finally:
         if here.lock:
             here.lock.close()
         # After an error NCCL would wait for the others here, and the error would stay unsaid.
-        if size > 1 and not (here.cuda and sys.exc_info()[0]):
-            time.sleep(0.2)     # Gloo's threads need the interpreter's lock to let go of a
-            dist.destroy_process_group()        # message, and this waits for them under that lock
+        if size > 1 and not (is_cuda and sys.exc_info()[0]):
+            # Gloo's threads need the interpreter's lock to let go of a message. Destroying the
+            # group waits for them while it holds that lock, so they get a moment before it.
+            time.sleep(0.2)
+            dist.destroy_process_group()
 
 
 @contextlib.contextmanager
 def stopping():
     """In here Ctrl-C, SIGTERM and a closed terminal wait for the step's end: their numbers go into
     the list. A second Ctrl-C does not wait."""
-    asked, before = [], {}
+    signals, handlers = [], {}
 
     def ask(number, frame):
-        if asked and number == signal.SIGINT:
+        if signals and number == signal.SIGINT:
             raise KeyboardInterrupt
-        asked.append(number)
+        signals.append(number)
     hangup = getattr(signal, 'SIGHUP', signal.SIGTERM)      # Windows has none; nohup ignores it
     for number in {signal.SIGINT, signal.SIGTERM, hangup}:
         if number != hangup or signal.getsignal(number) != signal.SIG_IGN:
-            before[number] = signal.signal(number, ask)
+            handlers[number] = signal.signal(number, ask)
     try:
-        yield asked
+        yield signals
     finally:
-        for number in before:
-            signal.signal(number, before[number])
+        for number in handlers:
+            signal.signal(number, handlers[number])
 
 
-def say(text):
-    "A line on the terminal, above the bar."
-    if which_process()[0] == 0:
-        with contextlib.suppress(OSError):      # it may be closed: the run is saved all the same
-            tqdm.write(text)
-            sys.stdout.flush()
+def wrap(here, model):
+    "As it is trained: each Block compiled by itself, so that no growth compiles again; in DDP."
+    if here.compiles:
+        for block in model.layers:
+            block.compile()
+        if here.cuda:
+            model.compiled_loss = torch.compile(loss_of_piece, dynamic=False)
+    if here.size == 1:
+        return model
+    # Without find_unused_parameters DDP sorts its buckets anew after the first step: on three
+    # processes or more a resumed run would add gradients in another order.
+    with warnings.catch_warnings(action='ignore', category=FutureWarning):      # DDP's own
+        return DistributedDataParallel(model, find_unused_parameters=True, broadcast_buffers=False,
+                                       gradient_as_bucket_view=True)
 
+
+# ------------------------------------------------------------------------------- where a run begins
 
 def begin(c, here, open_parent):
     "All that a run needs at its first step, or at the next one, if it was stopped."
     data = open_data(c, here)
-    about = data['data'].about[0]
-    model, saved, parent = open_model(c, about['n_vocab'], open_parent)
-    start = resolve(c, model, saved)
+    model, saved, parent = open_model(c, data, open_parent)
+    at_start = resolve(c, model, saved)
+    start = at_start['n_layer'] if c.init_from else None
     refuse_what_does_not_fit(c, model, data, parent)
-    config, begins = as_written(c), start['n_layer'] if c.init_from else None
+    config = as_written(c)
     if saved:
-        refuse_another_run(c, config, saved, begins, data)
-    totals = {name: saved.get(name, 0) for name in ('step', 'tokens', 'flops', 'seconds')}
-    order = plan(replace(c, cooldown_loop=None), totals['step'], begins).order
+        refuse_another_run(c, config, saved, start, data)
+    step = saved.get('step', 0)
+    # The config's Steps, which know what a checkpoint does not, take the place of the saved ones.
+    # A cool-down's order comes in `change`, which tells the log.
+    order = plan(replace(c, cooldown_loop=None), step, start).order
     if order and (not saved or written(order) == written(model.order)):
         model.order = order
-    optimizers = make_optimizers(model.to(here.device, torch.float32).train(), c)
+    model.to(here.device, torch.float32).train()
+    optimizers = make_optimizers(model, c)
     for optimizer, state in zip(optimizers, saved.pop('optimizers', ())):
         optimizer.load_state_dict(state)
     prepare_folder(c, here, config, data['data'], is_new=not saved)
-    kept = dict(config=config, start=start, steps=source_of_steps(c.order),
-                data={name: data[name].kept() for name in data},
-                inherited_flops=saved.get('inherited_flops', parent.get('flops', 0)
-                                          + parent.get('inherited_flops', 0)))
-    run = SimpleNamespace(
-        c=c, here=here, out=Path(c.out_dir), data=data, start=begins, kept=kept, model=model,
-        wrapped=wrap(here, model), optimizers=optimizers, totals=totals,
-        taken=saved.get('taken') or mark_of_plans('', plan(c, 0, begins)))
-    open_log(run)
+    before_it = parent.get('flops', 0) + parent.get('inherited_flops', 0)
+    kept = dict(config=config, start=at_start, steps=source_of_steps(c.order),
+                data={name: data[name].description() for name in data},
+                inherited_flops=saved.get('inherited_flops', before_it))
+    lines, log, bar = open_log(c, here, step)
+    run = Run(c, here, Path(c.out_dir), data, model, wrap(here, model), optimizers, start,
+              {name: saved.get(name, 0) for name in ('step', 'tokens', 'flops', 'seconds')},
+              saved.get('taken') or hash_of_plans('', plan(c, 0, start)), kept, lines, log, bar)
+    if c.wandb and here.rank == 0:
+        import wandb
+        run.online = wandb.init(project='nanodepth', name=run.out.name, config=config)
     functions = [name for name in config if callable(getattr(c, name))]
     say(f'{here.size} x {here.device}, compile {"on" if here.compiles else "off"}; functions of '
         f'the config: {", ".join(functions) or "none"}\n{model.num_params():,} parameters in '
         f'{len(model.layers)} layers, {len(model.unrolled())} deep, '
         f'{model.flops_per_token(context=c.context):,} FLOPs per token\n'
-        f'steps {totals["step"]:,} to {c.steps:,} of {c.batch_size} x {c.context} tokens; the data '
+        f'steps {step:,} to {c.steps:,} of {c.batch_size} x {c.context} tokens; the data '
         f'is read {data["data"].passes(c.steps):.2f} times, and can be validated on '
         f'{len(data["val"])} batches')
     return run
@@ -860,8 +970,9 @@ def open_data(c, here):
     return data
 
 
-def open_model(c, n_vocab, open_parent):
-    "This run's model and what was saved with it, or that of init_from and its, or a new one."
+def open_model(c, data, open_parent):
+    """(the model, what was saved with it, what was saved with init_from): a resumed run's model,
+    that of init_from, or a new one. What there is not is {}."""
     classes = {*map(type, steps_in(c.order or ()))}
     if c.resume and (Path(c.out_dir) / 'ckpt.pt').exists():
         model, saved = load(c.out_dir, classes)
@@ -874,24 +985,140 @@ def open_model(c, n_vocab, open_parent):
         return model, {}, parent
     shape = {each.name: getattr(c, each.name) for each in fields(ModelConfig)
              if hasattr(c, each.name)}
+    shape['n_layer'] = stages(c)[0].n_layer     # it may grow
+    shape['vocab_size'] = c.vocab_size or data['data'].datasets[0].about['n_vocab']
+    shape['order'] = None                       # `begin` sets it
     torch.manual_seed(seed_for(c.seed, 'init'))
-    return LM(ModelConfig(**shape | dict(vocab_size=c.vocab_size or n_vocab,
-                                         n_layer=stages(c)[0][2], order=None))), {}, {}
+    return LM(ModelConfig(**shape)), {}, {}
 
 
 def resolve(c, model, saved):
-    "Settings that are None, or shares, become numbers. Returns what the model had at step 0."
-    start = saved.get('start') or dict(n_layer=len(model.layers))
+    """Settings of c that are None, or shares of the steps, become numbers. Returns what the model
+    had at step 0: its number of layers, and its core's settings."""
+    at_start = saved.get('start') or dict(n_layer=len(model.layers))
     core = core_of(model)
     if core:
-        start = dict(recurrence=core.r, backprop_depth=core.backprop_depth) | start
-        c.recurrence = core.r = c.recurrence or start['recurrence']
-        c.backprop_depth = core.backprop_depth = c.backprop_depth or start['backprop_depth']
+        at_start = dict(recurrence=core.r, backprop_depth=core.backprop_depth) | at_start
+        c.recurrence = core.r = c.recurrence or at_start['recurrence']
+        c.backprop_depth = core.backprop_depth = c.backprop_depth or at_start['backprop_depth']
         core.recompute = c.recompute
-    if saved and c.warmup_steps < 1:    # a share of the steps: of those that it began with
+    if saved and c.warmup_steps < 1:    # a resume with more steps does not move a warm-up
         c.warmup_steps = saved['config']['warmup_steps']
     c.warmup_steps, c.decay_steps = (in_steps(n, c.steps) for n in (c.warmup_steps, c.decay_steps))
-    return start
+    return at_start
+
+
+def refuse_what_does_not_fit(c, model, data, parent):
+    "Settings that each may be, and not together; and data of another tokenizer."
+    core, about = core_of(model), [each.about for loader in data.values()
+                                   for each in loader.datasets]
+    assert c.warmup_steps + c.decay_steps <= c.steps, 'too few steps for warm-up and decay'
+    assert c.decay_steps or not (c.cooldown_loop or c.cooldown_data), 'decay_steps is 0'
+    assert bool(c.grow) + bool(c.loop) + bool(c.order) <= 1, 'grow, loop and order exclude another'
+    assert not c.grow or len(model.order) == len(model.layers), 'a looped model does not grow'
+    assert not core or not (c.grow or c.loop or c.order or c.cooldown_loop), (
+        'a model with a recurrent core takes no grow, loop or order')
+    assert core or not (c.recurrence or c.backprop_depth), 'recurrence is for a recurrent core'
+    assert c.batch_size % (which_process()[1] * c.grad_accum) == 0, (
+        'batch_size does not divide into equal pieces, processes x grad_accum of them')
+    assert c.context <= model.config.context, f'rows may have {model.config.context} tokens'
+    about += parent.get('data', {}).get('data', ())
+    if len({each['fingerprint'] for each in about}) > 1:
+        raise Refused('a model has one tokenizer, but these data, or those of init_from, have '
+                      f'several: {", ".join(sorted({each["tokenizer"] for each in about}))}')
+    if model.config.vocab_size < about[0]['n_vocab']:
+        raise Refused(f'the data has a vocabulary of {about[0]["n_vocab"]} tokens, and the model '
+                      f'one of {model.config.vocab_size}')
+
+
+# ----------------------------------------------------------------- is it the same run that goes on?
+# What a resumed run may change: speed, and what is measured, kept and shown ...
+FREE = set('out_dir resume device compile grad_accum recompute eval_every eval_batches metric '
+           'log_every save_every keep_every keep_stages wandb'.split())
+# ... what it may change as long as `plan` says the same of every step that it has taken ...
+AHEAD = set('steps warmup_steps decay_steps lr_shape n_layer grow grow_block grow_alpha loop order '
+            'cooldown_loop cooldown_data recurrence backprop_depth curriculum curriculum_shape '
+            'backprop_curriculum'.split())
+# ... and what counts nowhere with init_from, because it is the parent's.
+OF_PARENT = {each.name for each in fields(ModelConfig)} - {'context', 'order'}
+
+
+def refuse_another_run(c, config, saved, start, data):
+    "A resume whose settings or data would have made another run of the steps until here."
+    step, old = saved['step'], saved['config']
+    instead = 'choose another --out_dir, or move that run out of the way by --resume=false'
+    if step > c.steps:
+        raise Refused(f'{c.out_dir} has taken {step} steps, more than steps={c.steps}: {instead}')
+    free = FREE | (OF_PARENT if c.init_from else set())
+    differ = {name for name in config if config[name] != old.get(name)} - free
+    if saved['steps'] != source_of_steps(c.order):
+        raise Refused(f'the Steps of the run in {c.out_dir} were written otherwise: {instead}')
+    if differ & AHEAD:
+        taken = hash_of_plans('', plan(c, 0, start))     # what it began with counts, too
+        for i in range(step):
+            taken = hash_of_plans(taken, plan(c, i, start))
+        if taken == saved['taken']:
+            differ -= AHEAD
+    if differ:
+        was = ', '.join(f'{name}={old.get(name)} and not {config[name]}' for name in sorted(differ))
+        raise Refused(f'{c.out_dir} holds a run with {was}: {instead}')
+    for name in {'data', 'val', plan(c, max(0, step - 1), start).data}:
+        if saved['data'][name] != data[name].description():
+            raise Refused(f'the data has changed since the run in {c.out_dir} began: {instead}')
+
+
+def as_written(c):
+    "The settings as files keep them: of a function its name and a hash of its source."
+    config = {each.name: getattr(c, each.name) for each in fields(c)}
+    for name, value in config.items():
+        if callable(value):
+            config[name] = f'{value.__name__} {hash_of(inspect.getsource(value))[:12]}'
+    config['order'] = c.order and written(c.order)
+    return config
+
+
+def source_of_steps(order):
+    "Hashes of the classes of an order's Steps and of those that they extend, but for ours."
+    classes = {each for step in steps_in(order or ()) for each in type(step).__mro__}
+    hashes = []
+    for each in classes - {*KNOWN.values(), object}:
+        text = ''
+        for name, value in vars(each).items():
+            if inspect.isfunction(value):
+                text += inspect.getsource(value)
+            elif not name.startswith('__'):
+                text += f'{name} = {value!r}'
+        hashes.append(hash_of(text))
+    return sorted(hashes)
+
+
+def hash_of(text):
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def hash_of_plans(before, now):
+    "By what a checkpoint knows the plans of all steps taken: those before, and this one."
+    return hash_of(f'{before} {now._replace(order=now.order and written(now.order))}')
+
+
+# ------------------------------------------------------------------------------- a run's own folder
+
+def lock(folder):
+    "As long as the file that this returns is open, no other run writes into the folder."
+    ends = '.json', '.jsonl', '.jinja', '.pt', '.png'       # as of what a run writes
+    names = {path.name for path in folder.glob('*') if path.suffix in ends}
+    if names and not names & {'ckpt.pt', 'run.json'}:
+        raise Refused(f'{folder} holds {min(names)}, and no run: choose another --out_dir')
+    folder.mkdir(parents=True, exist_ok=True)
+    file = open(folder / 'lock', 'a')
+    try:
+        import fcntl
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise Refused(f'another run is at work in {folder}') from None
+    except (ImportError, OSError):      # Windows, some network folders: there it is up to you
+        pass
+    return file
 
 
 def prepare_folder(c, here, config, train_data, is_new):
@@ -910,150 +1137,30 @@ def prepare_folder(c, here, config, train_data, is_new):
         aside = out.rename(next(path for path in names if not path.exists()))
         here.lock = lock(out)
         say(f'--resume=false: the run that was in {out} is now in {aside}')
-    about = train_data.about[0]
+    about = [each.about for each in train_data.datasets]
     with whole(out / 'run.json') as new:
         new.write_text(json.dumps(dict(
-            tokenizer=about['tokenizer'], fingerprint=about['fingerprint'], config=config,
-            torch=torch.__version__, data=[each['origin'] for each in train_data.about]),
-            indent=1))
-    for path in train_data.folders[0].glob('*token*.json'):         # none is needed for bytes
+            tokenizer=about[0]['tokenizer'], fingerprint=about[0]['fingerprint'], config=config,
+            torch=torch.__version__, data=[each['origin'] for each in about]), indent=1))
+    for path in train_data.datasets[0].folder.glob('*token*.json'):     # none is needed for bytes
         shutil.copy(path, out)
 
 
-def wrap(here, model):
-    "As it is trained: each Block compiled by itself, so that no growth compiles again; in DDP."
-    for block in model.layers if here.compiles else ():
-        block.compile()
-    if here.compiles and here.cuda:
-        model.piece_loss = torch.compile(loss_of_piece, dynamic=False)
-    if here.size == 1:
-        return model
-    # Without find_unused_parameters DDP sorts its buckets anew after the first step: on three
-    # processes or more a resumed run would add gradients in another order.
-    with warnings.catch_warnings(action='ignore', category=FutureWarning):
-        return DistributedDataParallel(model, find_unused_parameters=True, broadcast_buffers=False,
-                                       gradient_as_bucket_view=True)
-
-
-def open_log(run):
-    "log.jsonl, whose lines of later steps are written again, and the bar."
-    step, run.lines, path = run.totals['step'], [], run.out / 'log.jsonl'
-    run.bar = tqdm(total=run.c.steps, initial=step, dynamic_ncols=True,
-                   disable=run.here.rank > 0 or not sys.stderr.isatty())
-    if run.here.rank > 0:
-        run.file = open(os.devnull, 'w')
-        return
-    for line in path.read_text().splitlines() if step and path.exists() else ():
-        with contextlib.suppress(ValueError):       # a process that was killed leaves half of one
-            run.lines.append(json.loads(line))
-    run.lines = [line for line in run.lines if line['step'] <= step]
+def open_log(c, here, step):
+    "(log.jsonl's lines until a step, the file open for those of the next steps, the bar)."
+    bar = tqdm(total=c.steps, initial=step, dynamic_ncols=True,
+               disable=here.rank > 0 or not sys.stderr.isatty())
+    if here.rank > 0:
+        return [], open(os.devnull, 'w'), bar
+    lines, path = [], Path(c.out_dir) / 'log.jsonl'
+    if step and path.exists():
+        for text in path.read_text().splitlines():
+            with contextlib.suppress(ValueError):   # a process that was killed leaves half of one
+                lines.append(json.loads(text))
+    lines = [line for line in lines if line['step'] <= step]
     with whole(path) as new:
-        new.write_text(''.join(json.dumps(line) + '\n' for line in run.lines))
-    run.file = open(path, 'a', buffering=1)
-    if run.c.wandb:
-        import wandb
-        run.online = wandb.init(project='nanodepth', name=run.out.name, config=run.kept['config'])
-
-
-def lock(folder):
-    "As long as this file is open, no other run writes into the folder."
-    ends = '.json', '.jsonl', '.jinja', '.pt', '.png'      # as of what a run writes
-    names = {path.name for path in folder.glob('*') if path.suffix in ends}
-    if names and not names & {'ckpt.pt', 'run.json'}:
-        raise Refused(f'{folder} holds {min(names)}, and no run: choose another --out_dir')
-    folder.mkdir(parents=True, exist_ok=True)
-    file = open(folder / 'lock', 'a')
-    try:
-        import fcntl
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise Refused(f'another run is at work in {folder}') from None
-    except (ImportError, OSError):      # Windows, some network folders: there it is up to you
-        pass
-    return file
-
-
-def as_written(c):
-    "The settings as files keep them: of a function its name and a mark of its source."
-    config = {each.name: getattr(c, each.name) for each in fields(c)}
-    for name, value in config.items():
-        if callable(value):
-            config[name] = f'{value.__name__} {mark(inspect.getsource(value))[:12]}'
-    return config | dict(order=c.order and written(c.order))
-
-
-def source_of_steps(order):
-    "Marks of the classes of one's own in an order, by what is written in them."
-    kinds = {kind for step in steps_in(order or ()) for kind in type(step).__mro__}
-    return sorted(mark(''.join(
-        inspect.getsource(value) if inspect.isfunction(value) else f'{name} = {value!r}'
-        for name, value in vars(kind).items() if inspect.isfunction(value) or name[:2] != '__'))
-        for kind in kinds - {*KNOWN.values(), object})
-
-
-def refuse_what_does_not_fit(c, model, data, parent):
-    "Settings that each may be, and not together; and data of another tokenizer."
-    core, every = core_of(model), [about for each in data.values() for about in each.about]
-    assert c.warmup_steps + c.decay_steps <= c.steps, 'too few steps for warm-up and decay'
-    assert c.decay_steps or not (c.cooldown_loop or c.cooldown_data), 'there is no cool-down'
-    assert bool(c.grow) + bool(c.loop) + bool(c.order) <= 1, 'what grows may loop in its cool-down'
-    assert not c.grow or len(model.order) == len(model.layers), 'what loops does not grow'
-    assert not core or not (c.grow or c.loop or c.order or c.cooldown_loop), 'a core loops itself'
-    assert core or not (c.recurrence or c.backprop_depth), 'there is no core that could run'
-    assert c.batch_size % (which_process()[1] * c.grad_accum) == 0, 'batch_size in equal pieces'
-    assert c.context <= model.config.context, f'rows may have {model.config.context} tokens'
-    every += parent.get('data', {}).get('data', ())
-    if len({about['fingerprint'] for about in every}) > 1:
-        raise Refused('a model has one tokenizer, but these data, or those of init_from, have '
-                      f'several: {", ".join(sorted({about["tokenizer"] for about in every}))}')
-    if model.config.vocab_size < every[0]['n_vocab']:
-        raise Refused(f'the data has a vocabulary of {every[0]["n_vocab"]} tokens, and the model '
-                      f'one of {model.config.vocab_size}')
-
-
-def refuse_another_run(c, config, saved, start, data):
-    "A resume that would have been another run until here."
-    step, old = saved['step'], saved['config']
-    move = 'choose another --out_dir, or move that run out of the way by --resume=false'
-    if step > c.steps:
-        raise Refused(f'{c.out_dir} has taken {step} steps, more than steps={c.steps}: {move}')
-    free = FREE | (OF_PARENT if c.init_from else set())
-    differ = {name for name in config if config[name] != old.get(name)} - free
-    if saved['steps'] != source_of_steps(c.order):
-        raise Refused(f'the Steps of the run in {c.out_dir} were written otherwise: {move}')
-    if differ & AHEAD:
-        taken = mark_of_plans('', plan(c, 0, start))     # what it began with counts, too
-        for i in range(step):
-            taken = mark_of_plans(taken, plan(c, i, start))
-        differ -= AHEAD if taken == saved['taken'] else set()
-    if differ:
-        was = ', '.join(f'{name}={old.get(name)} and not {config[name]}' for name in sorted(differ))
-        raise Refused(f'{c.out_dir} holds a run with {was}: {move}')
-    for name in {'data', 'val', plan(c, max(0, step - 1), start).data}:
-        if saved['data'][name] != data[name].kept():
-            raise Refused(f'the data has changed since the run in {c.out_dir} began: {move}')
-
-
-def mark(text):
-    "A few letters by which a text is known again."
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def mark_of_plans(before, now):
-    "By what a checkpoint knows the plans of all steps taken: those before, and this one."
-    return mark(f'{before} {now._replace(order=now.order and written(now.order))}')
-
-
-# ---------------------------------------------------------------------------------------- its files
-
-def keep(run, name=None):
-    "Save the run as it is now; and once more as `name`, which no later checkpoint takes away."
-    if run.here.rank == 0:
-        os.fsync(run.file.fileno())
-    save(run.out, run.model, run.optimizers, name, taken=run.taken, **run.kept, **run.totals)
-
-
-KNOWN = {'Step': Step, 'Core': Core, 'Window': Window}      # what any checkpoint may have
+        new.write_text(''.join(json.dumps(line) + '\n' for line in lines))
+    return lines, open(path, 'a', buffering=1), bar
 
 
 @contextlib.contextmanager
@@ -1066,8 +1173,21 @@ def whole(path):
     os.replace(new, path)
 
 
-def save(folder, model, optimizers, keep=None, **more):
-    "All that a resumed run needs, as ckpt.pt; and once more under the name `keep`."
+# -------------------------------------------------------------------------------------- checkpoints
+
+KNOWN = {'Step': Step, 'Core': Core, 'Window': Window}      # what any checkpoint may have
+
+
+def save_run(run, also_as=None):
+    "Save the run as it is now."
+    if run.here.rank == 0:
+        os.fsync(run.log.fileno())      # a checkpoint is never ahead of its log
+    save(run.out, run.model, run.optimizers, also_as, taken=run.taken, **run.kept, **run.totals)
+
+
+def save(folder, model, optimizers, also_as=None, **more):
+    """All that a resumed run needs, as ckpt.pt; and once more under another name, which no later
+    checkpoint takes away."""
     if not all(p.isfinite().all() for p in model.parameters()):
         raise Refused(f'these weights are not finite, so they are not saved; {folder} holds the '
                       'last checkpoint. Try a lower --lr or a longer --warmup_steps')
@@ -1075,7 +1195,7 @@ def save(folder, model, optimizers, keep=None, **more):
         state = dict(model=model.state_dict(), order=written(model.order), **more,
                      model_config=asdict(replace(model.config, order=None)),
                      optimizers=[optimizer.state_dict() for optimizer in optimizers])
-        for name in filter(None, (keep, 'ckpt.pt')):
+        for name in filter(None, (also_as, 'ckpt.pt')):
             with whole(Path(folder) / name) as new:
                 torch.save(state, new)
     if dist.is_initialized():
@@ -1089,10 +1209,10 @@ def load(folder, classes=()):
     saved = torch.load(path, map_location='cpu', weights_only=True, mmap=os.name == 'posix')
     model = LM(ModelConfig(**saved['model_config']))
     model.order = read_order(saved['order'], folder, classes)
-    has_weights = 'adapter.weight' in saved['model']
-    if has_weights or core_of(model):       # it stays where its Core has left the order
-        kind = 'identity' if has_weights else 'add'
-        model.adapter = new_adapter(model.config.n_embd, kind)
+    if 'adapter.weight' in saved['model']:      # also of a model whose order has no Core any more
+        model.adapter = new_adapter(model.config.n_embd, 'identity')
+    elif core_of(model):
+        model.adapter = new_adapter(model.config.n_embd, 'add')
     model.load_state_dict(saved.pop('model'))
     return model, saved
 
@@ -1102,18 +1222,21 @@ def written(order):
     items = []
     for item in order:
         if not isinstance(item, int):
-            kind, name = type(item), type(item).__name__
-            if KNOWN.get(name, kind) is not kind:
-                raise Refused(f'{item} is not the {name} that a checkpoint knows: give its class '
-                              'another name')
-            made, kept = (next(each for each in kind.__mro__ if method in vars(each))
-                          for method in ('__init__', 'settings'))
-            if not issubclass(kept, made):
-                raise Refused(f'{name} has no settings() of its own: what its __init__ gets would '
-                              'be lost')
-            item = dict(step=name, items=written(item.items), settings=item.settings())
+            kind = type(item)
+            if KNOWN.get(kind.__name__, kind) is not kind:
+                raise Refused(f'{item} is not the {kind.__name__} that a checkpoint knows: give '
+                              'its class another name')
+            if not issubclass(where_defined(kind, 'settings'), where_defined(kind, '__init__')):
+                raise Refused(f'{kind.__name__} has no settings() of its own: what its __init__ '
+                              'gets would be lost')
+            item = dict(step=kind.__name__, items=written(item.items), settings=item.settings())
         items.append(item)
     return items
+
+
+def where_defined(kind, method):
+    "The class, this one or one that it extends, from which a class has a method."
+    return next(each for each in kind.__mro__ if method in vars(each))
 
 
 def read_order(items, folder, classes=()):
@@ -1141,65 +1264,82 @@ def read(cls, argv, words=()):
         print(sys.modules[cls.__module__].__doc__ or '',
               *(inspect.getsource(each) for each in cls.__mro__ if is_dataclass(each)), sep='\n\n')
         sys.exit()
-    kinds, plain, named, values = typing.get_type_hints(cls), [], {}, {}
-    while argv:
-        word = argv.pop(0)
-        name, equals, value = word.lstrip('-').partition('=')
-        if not word.startswith('-'):
-            plain.append(word)
-        elif equals or name not in kinds:
-            named[name] = fitted(kinds, name, value, '--')
-        elif bool in choices(kinds[name]):          # --resume is --resume=true
-            has_value = argv and argv[0].lower() in ('true', 'false', 'auto')
-            named[name] = fitted(kinds, name, argv.pop(0) if has_value else 'true', '--')
-        elif argv and not argv[0].startswith('--'):
-            named[name] = fitted(kinds, name, argv.pop(0), '--')
-        else:
-            raise Refused(f'{word} has no value: write {word}=VALUE')
-    for name in words:
-        if plain and typing.get_origin(kinds[name]) is list:
-            values[name], plain = fitted(kinds, name, plain), []
-        elif plain:
-            values[name] = fitted(kinds, name, plain.pop(0))
-    if words and plain:
-        raise Refused(f'{plain[0]} is one word too many')
+    kinds = typing.get_type_hints(cls)
+    plain, options = split_words(argv, kinds)
+    values = {}
+    if words:
+        for name in words:
+            if plain and typing.get_origin(kinds[name]) is list:
+                values[name], plain = setting(kinds, name, plain), []
+            elif plain:
+                values[name] = setting(kinds, name, plain.pop(0))
+        if plain:
+            raise Refused(f'{plain[0]} is one word too many')
     for path in plain:
         values |= config_file(path, kinds)
-    values |= named
+    values |= {name: setting(kinds, name, text, '--') for name, text in options.items()}
     for each in fields(cls):
         if each.name not in values and each.default is each.default_factory is MISSING:
             raise Refused(f'{each.name}: none is given (--help says more)')
     return cls(**values)
 
 
+def split_words(argv, kinds):
+    "A command line as (its plain words, {name: text of its value} of the options)."
+    plain, options, left = [], {}, list(argv)
+    while left:
+        word = left.pop(0)
+        if not word.startswith('-'):
+            plain.append(word)
+            continue
+        name, equals, text = word.lstrip('-').partition('=')
+        if name not in kinds:
+            raise Refused(f'--{name} is no setting{nearest(name, kinds)}')
+        following = left[0] if left else '--'
+        if not equals and bool in choices(kinds[name]):         # --resume is --resume=true
+            text = left.pop(0) if following.lower() in ('true', 'false', 'auto') else 'true'
+        elif not equals:
+            if following.startswith('--'):
+                raise Refused(f'{word} has no value: write {word}=VALUE')
+            text = left.pop(0)
+        options[name] = text
+    return plain, options
+
+
 def config_file(path, kinds):
-    "{name: value} of a config's settings. What else it imports or defines is its own."
+    """{name: value} of a config's settings. Its functions, classes and modules of other names are
+    its own business, and so is what begins with an underscore; another name is a slip."""
     file = find(path).resolve()
     if not file.is_file():
         there = [f'config/{each.name}' for each in find('config').glob('*.py')]
         raise Refused(f'there is no config {path}{nearest(path, there)}')
-    tree = ast.parse(file.read_text(encoding='utf-8'), str(file))
     values = dict(__name__='config', __file__=str(file))
     with imports_of(file.parent):
-        exec(compile(tree, str(file), 'exec'), values)
-    own = {alias.asname or alias.name for line in tree.body
-           if isinstance(line, (ast.Import, ast.ImportFrom)) for alias in line.names}
-    own |= {name for name, value in values.items()
-            if name.startswith('_') or callable(value) or isinstance(value, types.ModuleType)}
-    return {name: fitted(kinds, name, value, f'{path}: ') for name, value in values.items()
-            if name in kinds or name not in own}
+        exec(compile(file.read_text(encoding='utf-8'), str(file), 'exec'), values)
+    settings = {}
+    for name, value in values.items():
+        is_own = name.startswith('_') or callable(value) or isinstance(value, types.ModuleType)
+        if name in kinds:
+            settings[name] = setting(kinds, name, value, f'{path}: ')
+        elif not is_own:
+            raise Refused(f'{path}: {name} is no setting{nearest(name, kinds)} (write _{name} for '
+                          'a name of your own)')
+    return settings
 
 
 @contextlib.contextmanager
 def imports_of(folder):
-    """In here a config can import the files beside it, and the seven files of this book by their
-    names, which in an installed package are nanodepth.model and so on."""
+    """In here a config imports the files beside it, and the seven files of this book by their names
+    (`from loop import repeat_block`): also if they are parts of the installed package, where they
+    are called nanodepth.loop, and if somebody else's loop.py was imported before. Afterwards these
+    names are what they were."""
     package = __name__.rpartition('train')[0]           # 'nanodepth.', or nothing
-    book = {name: sys.modules.get(package + name)
-            for name in ('model', 'loop', 'grow', 'retrofit', 'wrapper', 'probe', 'train')}
-    beside = {path.stem for path in folder.glob('*.py')}
-    before = {name: sys.modules.pop(name, None) for name in beside | book.keys()}
-    sys.modules.update({name: module for name, module in book.items() if module})
+    book = {name: sys.modules[package + name]
+            for name in ('model', 'loop', 'grow', 'retrofit', 'wrapper', 'probe', 'train')
+            if package + name in sys.modules}
+    names = book.keys() | {path.stem for path in folder.glob('*.py')}
+    before = {name: sys.modules.pop(name, None) for name in names}
+    sys.modules.update(book)
     sys.path.insert(0, str(folder))
     try:
         yield
@@ -1211,21 +1351,16 @@ def imports_of(folder):
                 sys.modules[name] = module
 
 
-def choices(kind):
-    "The kinds of value that a field may have: of int | None, both."
-    is_union = typing.get_origin(kind) in (types.UnionType, typing.Union)
-    return typing.get_args(kind) if is_union else (kind,)
-
-
-def fitted(kinds, name, value, where=''):
-    "The value as its field's kind, or a line that says what it must be."
-    if name not in kinds:
-        raise Refused(f'{where}{name} is no setting{nearest(name, kinds)}')
+def setting(kinds, name, value, where=''):
+    "A value as its field's kind, or a line that says what it must be."
     with contextlib.suppress(ValueError):
-        return fit(value, kinds[name])
-    allowed = [str(word) for kind in choices(kinds[name]) for word in
-               (typing.get_args(kind) if typing.get_origin(kind) is Literal else
-                [inspect.formatannotation(kind).removeprefix('collections.abc.')])]
+        return as_kind(value, kinds[name])
+    allowed = []
+    for kind in choices(kinds[name]):
+        if typing.get_origin(kind) is Literal:
+            allowed += map(str, typing.get_args(kind))
+        else:
+            allowed.append(inspect.formatannotation(kind).removeprefix('collections.abc.'))
     raise Refused(f'{where}{name}={value} must be {" or ".join(allowed)}{nearest(value, allowed)}')
 
 
@@ -1234,35 +1369,50 @@ def nearest(name, names):
     return f'; did you mean {near[0]}?' if near else ''
 
 
-def fit(value, kind):
-    "The value, which on a command line is a text, as this kind, or a ValueError."
+def choices(kind):
+    "The kinds of value that a field may have: of int | None, both."
+    is_union = typing.get_origin(kind) in (types.UnionType, typing.Union)
+    return typing.get_args(kind) if is_union else (kind,)
+
+
+def as_kind(value, kind):
+    "A value as this kind, or a ValueError. On a command line it is a text, in a config anything."
+    if len(choices(kind)) > 1:
+        return as_one_of(value, choices(kind))
     origin, inside, text = typing.get_origin(kind) or kind, typing.get_args(kind), str(value)
-    if len(choices(kind)) > 1:              # the first that it fits; a text fits last
-        for each in sorted(inside, key=lambda each: each is str):
-            # of str | list[str], only a text with a comma is a list
-            if value != text or ',' in text or typing.get_origin(each) is not list:
-                with contextlib.suppress(ValueError, TypeError):
-                    return fit(value, each)
-        raise ValueError
     if origin is Literal:
-        return inside[list(map(str, inside)).index(text)]
+        return inside[[str(word) for word in inside].index(text)]
     if origin in (list, tuple):
-        items = value.split(',') if value == text else value
-        return origin(fit(item, inside[0]) for item in items if item != '')
+        items = value.split(',') if isinstance(value, str) else value
+        return origin(as_kind(item, inside[0]) for item in items if item != '')
     if origin is dict:
-        return {str(name): fit(item, inside[1]) for name, item in dict(value).items()}
-    if kind in (Callable, Step) and isinstance(value, kind):
-        return value
+        return {str(name): as_kind(item, inside[1]) for name, item in dict(value).items()}
     if kind is types.NoneType and text.lower() == 'none':
         return None
+    if kind in (Callable, Step) and isinstance(value, kind):
+        return value
     is_plain = isinstance(value, (str, int, float, np.number, Path))
     if kind in (Callable, Step, types.NoneType) or not is_plain:
         raise ValueError
     if kind is bool:
         return bool(['false', 'true'].index(text.lower()))
-    if kind is int and float(text).is_integer() and not text.lstrip('-').isdigit():
-        text = str(int(float(text)))                            # 1e3
+    if kind is int and not text.lstrip('-').isdigit():          # 1e3 is a whole number, too
+        if not float(text).is_integer():
+            raise ValueError
+        return int(float(text))
     return kind(os.path.expanduser(text) if text.startswith('~/') else text)
+
+
+def as_one_of(value, kinds):
+    "A value as the first of these kinds that it fits. Any text fits str, so that is tried last."
+    for kind in sorted(kinds, key=lambda kind: kind is str):
+        # of str | list[str], only a text with a comma is a list
+        is_one_text = isinstance(value, str) and ',' not in value
+        if is_one_text and typing.get_origin(kind) is list:
+            continue
+        with contextlib.suppress(ValueError, TypeError):
+            return as_kind(value, kind)
+    raise ValueError
 
 
 def find(path):
@@ -1274,13 +1424,11 @@ def find(path):
 if __name__ == '__main__':
     sys.modules['train'] = sys.modules['__main__']      # for configs, which may import it
     try:
-        if '--dry_run' in sys.argv:
-            raise Refused('--dry_run is nanodepth train\'s, which says what a run would cost')
-        stopped = train(read(Config, sys.argv[1:]))
+        stopped_by = train(read(Config, sys.argv[1:]))
     except Refused as error:
         sys.exit(f'train: {error}' if which_process()[0] == 0 else 1)
     except torch.OutOfMemoryError:
         sys.exit('train: the GPU has too little memory for a step: compute it in more pieces by a '
                  'higher --grad_accum (the result is the same), or in fewer rows by --batch_size')
-    if stopped:             # make or a scheduler must not take it for finished
-        sys.exit(128 + stopped)
+    if stopped_by:          # make or a scheduler must not take it for finished
+        sys.exit(128 + stopped_by)

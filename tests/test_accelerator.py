@@ -64,9 +64,9 @@ def gpu(config, monkeypatch):
 def test_auto_is_bfloat16_where_a_gpu_is_fast_at_it(gpu, config):
     for dtype, capability, half in (('auto', (9, 0), True), ('auto', (7, 5), False),
                                     ('bfloat16', (7, 5), True), ('float32', (9, 0), False)):
-        assert gpu(capability=capability, dtype=dtype).half == half
+        assert gpu(capability=capability, dtype=dtype).autocast.keywords['enabled'] == half
     with machine(config()) as here:         # a CPU
-        assert not here.half
+        assert not here.autocast.keywords['enabled']
 
 
 def test_the_share_of_the_peak(gpu, config, monkeypatch):

@@ -155,16 +155,17 @@ def test_a_config_finds_its_neighbours_and_the_book(tmp_path, monkeypatch):
     (tmp_path / 'own/helper.py').write_text('size = 3\n')
     (tmp_path / 'own/loop.py').write_text('raise SystemExit("somebody else\'s")\n')
     config = tmp_path / 'own/c.py'
-    config.write_text('from math import tau\nfrom parent import *\nfrom helper import size\n'
+    config.write_text('import math\nfrom parent import *\nimport helper\n'
                       'from loop import repeat_block\nfrom train import Config\n_half = 20\n'
-                      'n_layer = size\ndef init(new, old):\n    pass\ndef helper():\n    pass\n')
+                      'n_layer = helper.size\ndef init(new, old):\n    pass\n'
+                      'def another():\n    pass\n')
     path = sys.path[:]
     c = read(Config, ['own/c.py', '--decay_steps=0'])
     assert (c.steps, c.n_layer, c.init.__globals__['Config']) == (7, 3, Config)
     assert c.init.__globals__['repeat_block'] is sys.modules['nanodepth.loop'].repeat_block
     assert sys.modules['loop'] is os and sys.path == path and 'helper' not in sys.modules
     config.write_text('step = 3\n')
-    with pytest.raises(Refused, match='c.py: step is no setting; did you mean steps?'):
+    with pytest.raises(Refused, match='c.py: step is no setting; did you mean steps?.*write _step'):
         read(Config, ['own/c.py'])
 
 

@@ -121,7 +121,7 @@ def row_by_row(loader, step, again):
         turns = [d for d, quota in enumerate(loader.quota) for _ in range(quota)]
         turns = [turns[permuted(place, 1000, key)] for place in range(slot + 1)]
         d = turns[-1]
-        shard, T = loader.shard(d, 0), loader.context
+        shard, T = loader.datasets[d].shard(0), loader.context
         windows = (len(shard['.bin']) - 1) // T
         epoch, i = divmod(period * loader.quota[d] + turns[:-1].count(d), windows)
         if epoch and not again:
@@ -132,8 +132,8 @@ def row_by_row(loader, step, again):
             tokens.append(int(shard['.bin'][place]))
             counts = '.mask' not in shard or shard['.mask'][place + 1]
             targets.append(int(shard['.bin'][place + 1]) if counts else -1)
-            marks.append(int(loader.marks[d][shard['.marks'][place + 1]]) if '.marks' in shard
-                         else 0)
+            mark = shard['.marks'][place + 1] if '.marks' in shard else 0
+            marks.append(int(loader.datasets[d].marks[mark]))
         n = len(loader.starts)
         if tokens[:n] == loader.starts:
             row = tokens + [0] * n, targets + [-1] * n, marks + [0] * n
@@ -228,9 +228,7 @@ def test_several_shards_are_one_dataset(tmp_path):
 
 def windows(loader, numbers, d=0):
     "(tokens, targets, kinds) of these windows of one of its datasets."
-    rows = np.zeros((3, len(numbers), loader.context), np.int64)
-    loader.read(d, np.array(numbers), np.arange(len(numbers)), rows)
-    return rows
+    return loader.datasets[d].read(np.array(numbers))
 
 
 def test_bad_data_is_not_read(tmp_path):
@@ -559,7 +557,8 @@ def text_of(folder, split):
 def shards_of(folder, split):
     "The tokens of each shard."
     loader = Rows(folder, 1, 8, split)
-    return [loader.shard(0, s)['.bin'] for s in range(len(loader.about[0]['shards']))]
+    [dataset] = loader.datasets
+    return [dataset.shard(s)['.bin'] for s in range(len(dataset.about['shards']))]
 
 
 @pytest.mark.parametrize('text', ['', 'aä東🙂\r\n', 'a<|endoftext|>b<|endoftext|>', 'half \ud83d'])
@@ -600,7 +599,7 @@ def test_a_mixture_by_an_option(tmp_path):
             text_script['main']([*command, f'--mix={wrong}'])
     text_script['main']([*command, '--mix=puzzles:0.1'])
     loader = Rows(tmp_path / 'both', 4, 64, 'train')
-    assert [folder.name for folder in loader.folders] == ['text', 'puzzles']
+    assert [each.folder.name for each in loader.datasets] == ['text', 'puzzles']
     assert loader.quota == [900, 100]
 
 
@@ -626,7 +625,7 @@ def test_a_folder_that_is_read_a_file_at_a_time(tmp_path):
             json.dumps(dict(text=row)) for row in rows[part::3]))
     command = [str(folder), '--tokens=1M', '--workers=1', f'--out={out}']
     text_script['main'](command)
-    [dataset] = Rows(out, 1, 8).folders
+    dataset = Rows(out, 1, 8).datasets[0].folder
     said = text_of(dataset, 'train') + text_of(dataset, 'val')
     assert len(said) == len(''.join(rows)) and all(row in said for row in rows)
     whole = contents(out)
@@ -935,11 +934,11 @@ def test_marks_go_by_name_where_datasets_number_them_otherwise(tmp_path, order, 
     write_noise(tmp_path / 'a', ['copy', 'chain'])
     write_noise(tmp_path / 'b', ['chain', 'new'])
     loader = Rows([tmp_path / name for name in order], 4, 16)
-    assert loader.marks[1][[1, 2, 129, 130]].tolist() == second
+    assert loader.datasets[1].marks[[1, 2, 129, 130]].tolist() == second
     counted, wanted = Counter(), Counter()
     for d, _, window in zip(*loader.places(np.arange(48))):
-        marks = loader.shard(d, 0)['.marks'][window * 16 + 1:window * 16 + 17]
-        wanted.update(loader.about[d]['kinds'][mark % 128 - 1] for mark in marks.tolist())
+        marks = loader.datasets[d].shard(0)['.marks'][window * 16 + 1:window * 16 + 17]
+        wanted.update(loader.datasets[d].about['kinds'][mark % 128 - 1] for mark in marks.tolist())
     for step in range(12):
         counted.update(loader.kinds[mark % 128 - 1]
                        for mark in loader.batch(step)[2].flatten().tolist())

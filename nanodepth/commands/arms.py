@@ -100,7 +100,7 @@ class Arms(dict):
             settings = as_written(config)
             functions = [each for each in vars(config).values() if callable(each)]
             functions += {*map(type, steps_in(config.order or ()))} - {*KNOWN.values()}
-            data = [Loader(config, each).kept()
+            data = [Loader(config, each).description()
                     for each in (config.data, config.cooldown_data) if each]
         left = FREE | {'seed', 'out', 'run', 'init_from'}
         parent = config.run if arm.is_cut else config.init_from

@@ -34,7 +34,8 @@ def empty(config, n_layer):
     if vocab_size is None:
         make_toy_data([config.data])
         try:
-            vocab_size = Rows(config.data, config.batch_size, config.context).about[0]['n_vocab']
+            rows = Rows(config.data, config.batch_size, config.context)
+            vocab_size = rows.datasets[0].about['n_vocab']
         except OSError as error:
             raise Refused(f'vocab_size is unknown: {error}, or say --vocab_size=N') from None
     shape = {each.name: getattr(config, each.name) for each in dataclasses.fields(ModelConfig)

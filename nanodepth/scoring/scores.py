@@ -260,8 +260,8 @@ class Subject:
         val = self.val
         if not val:
             return 'no data'
-        folders = ', '.join(f'{share / sum(val.quota):.0%} {folder}'
-                            for folder, share in zip(val.folders, val.quota))
+        folders = ', '.join(f'{share / sum(val.quota):.0%} {each.folder}'
+                            for each, share in zip(val.datasets, val.quota))
         return f'{val.batch_size} rows of {val.context} tokens a batch, {folders}'
 
     def check(self, ways):
@@ -318,7 +318,7 @@ class Subject:
 
     def mark(self):
         "What a note counts for: these files of a checkpoint, all that is asked, and our version."
-        rows = (self.val.kept(), self.val.batch_size, self.val.context) if self.val else None
+        rows = (self.val.description(), self.val.batch_size, self.val.context) if self.val else None
         asked = [getattr(self.asked, each.name) for each in fields(Asked) if each.name != 'metric']
         asked += [sources_of([self.asked.metric])] if self.asked.metric else []
         said = [self.files, rows, asked, str(next(self.model.parameters()).dtype), __version__]

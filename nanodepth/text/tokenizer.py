@@ -184,10 +184,10 @@ def fingerprint(tokenizer):
 def refuse_another_tokenizer(path, loader):
     "Data of another tokenizer than a model's is refused, also where its ids happen to fit."
     own = fingerprint(get_tokenizer(path))
-    for folder, about in zip(loader.folders, loader.about):
-        if about['fingerprint'] != own:
-            raise Refused(f'{folder} was made with the tokenizer {about["tokenizer"]!r}, which is '
-                          f'not that of {path}: make it with --tokenizer={path}')
+    for each in loader.datasets:
+        if each.about['fingerprint'] != own:
+            raise Refused(f'{each.folder} was made with the tokenizer {each.about["tokenizer"]!r}, '
+                          f'which is not that of {path}: make it with --tokenizer={path}')
 
 
 def start_of_document(tokenizer):
