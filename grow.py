@@ -33,7 +33,7 @@ from model import Refused
 def midas(n_layer, block):
     "Repeat the middle one of n blocks: [B0 .. Bm, Bm, ..], m = ceil(n/2) - 1 (the paper's Eq. 2)."
     assert n_layer % block == 0, f'{n_layer} layers are not whole blocks of {block}'
-    middle = (n_layer // block - 1) // 2        # the earlier of the two, if their number is even
+    middle = (n_layer // block - 1) // 2        # is m: of two in the middle, the earlier one
     return repeat_block(range(n_layer), middle * block, block)
 
 
@@ -150,7 +150,7 @@ def growths(grow, start, end, block):
 
 class Stage(NamedTuple):
     first_step: int
-    grown_by: list | None       # the order of the stage before, which grew into this one
+    grown_from: list | None     # untie(model, grown_from) makes it of the stage before
     n_layer: int
 
 

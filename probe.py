@@ -189,6 +189,7 @@ def residual_norms(model, tokens):
 @torch.no_grad()
 def block_similarity(model, block=1):
     "Cosines between the MLP weights of blocks of layers, each as one vector: (blocks, blocks)."
+    assert len(model.layers) % block == 0, f'{len(model.layers)} layers in blocks of {block}'
     flat = torch.stack([torch.cat([p.flatten().float() for p in layer.mlp.parameters()])
                         for layer in model.layers])                             # (L, N)
     blocks = torch.nn.functional.normalize(flat.view(-1, block * flat.shape[1]), dim=1)

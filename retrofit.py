@@ -58,6 +58,7 @@ def core_of(model):
 
 def parts_of(model):
     "(prelude, core, coda): the items before the Core, within it and after it."
+    assert core_of(model) in model.order, f'{model.order} has no Core of its own, outside others'
     place = model.order.index(core_of(model))
     return model.order[:place], model.order[place].items, model.order[place + 1:]
 
@@ -184,10 +185,11 @@ class Core(Step):
             raise Refused('a Core needs an adapter, and this model has none: surgery makes one')
         r, with_grad = self.runs(r, backprop_depth)
         s = self.first_state(e, seen(cache, depth), generator)
-        for left in range(r, 0, -1):
-            # Gradients go through the last runs alone. (no_grad would be simpler, but the autocast
-            # of older torch keeps its copies of the weights, without gradient, for later runs.)
-            if left >= with_grad:
+        for run in range(r):
+            # Gradients go through the last runs alone: they end at the state before those. (no_grad
+            # would be simpler, but under it autocast keeps copies of the weights, without
+            # gradient, for later runs.)
+            if run <= r - with_grad:
                 s = s.detach()
             if self.recompute and torch.is_grad_enabled():
                 s = checkpoint(self.once, model, s, e, depth, cache, tap, use_reentrant=False)
@@ -264,15 +266,16 @@ def recurrence_curriculum(step, steps, most, warm_fraction, shape='linear'):
 if __name__ == '__main__':
     if len(sys.argv) != 3:
         raise SystemExit(__doc__)
-    sys.modules['retrofit'] = sys.modules['__main__']       # train.py imports it: one Core
+    # or train.py would import this file once more, with another class Core
+    sys.modules['retrofit'] = sys.modules['__main__']
     from train import load, save
     folder, shape = Path(sys.argv[1]), sys.argv[2]
     model, saved = load(folder)
     recurrent = surgery(model, shape)                       # it may refuse, before anything is made
     out = folder.with_name(f'{folder.name}_{shape}')
     out.mkdir()
-    costs = {name: saved[name] for name in ('config', 'data', 'flops', 'inherited_flops')}
-    save(out, recurrent, [], **costs)
+    said = {name: saved[name] for name in ('config', 'data', 'flops', 'inherited_flops')}
+    save(out, recurrent, [], **said)
     for path in folder.glob('*.json'):                      # run.json, and the tokenizer's
         shutil.copy(path, out)
     print(f'{out}: prelude, core and coda were the layers', *cut(shape, len(model.layers)))

@@ -142,7 +142,7 @@ class StepPlan(NamedTuple):
     "What one training step does."
     rate: float                         # the share of the peak rate
     n_layer: int
-    grown_by: list | None               # the order of the stage before, which this one has untied
+    grown_from: list | None             # the order that was untied into this stage's model
     order: list | None                  # what runs; None: as the model has it
     data: str                           # 'data' or 'cooldown_data'
     batch: int                          # which of its batches
@@ -150,23 +150,23 @@ class StepPlan(NamedTuple):
     backprop_depth: int | None = None   # and through how many of these gradients go back
 
 
-def plan(c, step, start=None):
-    """What a step does. `start`: the layers that the model had at step 0, if it is not a new one.
-    (`begin` has filled in the settings of a core that are None.)"""
+def plan(c, step, first_n_layer=None):
+    """What a step does. first_n_layer: how many layers a model from init_from had at step 0.
+    (Settings of a core that were None have been filled in by `resolved`.)"""
     first_of_decay = c.steps - in_steps(c.decay_steps, c.steps)
     cools_down = step >= first_of_decay
-    stage = [stage for stage in stages(c, start) if stage.first_step <= step][-1]
+    stage = [each for each in stages(c, first_n_layer) if each.first_step <= step][-1]
     loop = c.cooldown_loop if cools_down and c.cooldown_loop else c.loop
     order = fit_loop(loop, stage.n_layer) if loop else c.order
     data, batch = 'data', step
     if cools_down and c.cooldown_data:
         data, batch = 'cooldown_data', step - first_of_decay
     r = backprop_depth = None
-    if c.recurrence:    # the authors' gradients, too, go through no more runs than the step's mean
+    if c.recurrence:    # gradients never go through more runs than the mean, as the authors have it
         mean = recurrence_curriculum(step, c.steps, c.recurrence, c.curriculum, c.curriculum_shape)
         most = recurrence_curriculum(step, c.steps, c.backprop_depth, c.backprop_curriculum)
         r, backprop_depth = sample_recurrence(mean, step, c.seed), min(most, mean)
-    return StepPlan(rate(c, step), stage.n_layer, stage.grown_by, order, data, batch, r,
+    return StepPlan(rate(c, step), stage.n_layer, stage.grown_from, order, data, batch, r,
                     backprop_depth)
 
 
@@ -175,17 +175,17 @@ def in_steps(length, steps):
     return round(length * steps if length < 1 else length)
 
 
-def stages(c, start=None):
+def stages(c, first_n_layer=None):
     "The Stages of a run: one, if it does not grow."
-    start = start or (c.grow_block if c.grow else c.n_layer)
+    first = first_n_layer or (c.grow_block if c.grow else c.n_layer)
     if not c.grow:
-        return [Stage(0, None, start)]
-    end = c.n_layer
-    if c.init_from:             # a model that is there already grows once
+        return [Stage(0, None, first)]
+    last = c.n_layer
+    if c.init_from:             # a model that is there already grows once, whatever n_layer is
         operator = c.grow if callable(c.grow) else GROWTH[c.grow]
-        end = len(operator(start, c.grow_block))
+        last = len(operator(first, c.grow_block))
     constant = c.steps - in_steps(c.decay_steps, c.steps)
-    return growth_plan(c.grow, end, c.grow_block, constant, c.grow_alpha, start)
+    return growth_plan(c.grow, last, c.grow_block, constant, c.grow_alpha, first)
 
 
 def rate(c, step):
@@ -209,17 +209,20 @@ def rate(c, step):
 @dataclass
 class Run:
     "What a run consists of while it trains."
-    c: Config
+    c: Config                   # resolved: no share of the steps, no None that a core decides
     here: SimpleNamespace       # this process and its device, see `machine`
     out: Path                   # its folder
     data: dict                  # {'data', 'val', perhaps 'cooldown_data': a Loader}
-    model: LM                   # what is measured and saved
+    # what changes from step to step, and is saved
+    model: LM
     wrapped: torch.nn.Module    # the same model as it is trained: in DDP, if processes are several
     optimizers: list
-    start: int | None           # for `plan`
     totals: dict                # step, tokens, flops and seconds until now
     taken: str                  # a hash of the plans of all steps until now
-    kept: dict                  # what each checkpoint says of the run, beside these
+    # what stays as it is
+    first_n_layer: int | None   # for `plan`
+    kept: dict                  # what each checkpoint says of the run, beside its weights
+    # what is shown
     lines: list                 # of the log
     log: typing.IO
     bar: tqdm
@@ -228,9 +231,9 @@ class Run:
 
 def train(c, open_parent=None):
     """To the end (returns 0), or until a signal (returns its number): the same command goes on from
-    there. open_parent(init_from, classes) opens a model of another kind; None: a run's."""
+    there. open_parent(init_from, classes) opens init_from; None: `load`, which opens runs alone."""
     with machine(c) as here:
-        run = begin(replace(c), here, open_parent or load)
+        run = begin(c, here, open_parent or load)
         if run.totals['step'] == 0:
             write_line(run, **run.totals, **measure(run, c.metric))
         with stopping() as signals:
@@ -251,22 +254,23 @@ def take_steps(run, signals):
     c, here, optimizers, step = run.c, run.here, run.optimizers, run.totals['step']
     if step == c.steps:
         return 0
-    x, y, count = fetch(run, step)
-    sum_of_steps, n_targets, _ = gather(here, torch.tensor(float(step), device=here.device), count)
+    batch = fetch(run, step)
+    # n_targets: those that count in the batches of all processes
+    sum_of_steps, n_targets, _ = exchange(here, torch.tensor(float(step), device=here.device),
+                                          batch.n_targets)
     assert sum_of_steps == step * here.size, 'all processes of a run go on from one folder'
     stopped_by = 0
     while step < c.steps and not stopped_by:
-        now = plan(c, step, run.start)
+        now = plan(c, step, run.first_n_layer)
         events = change(run, now)               # the model may grow, or get another order
         began = time.perf_counter()
 
         # forward and backward; the next batch comes while the GPU is at work
-        loss = backward(run, now, x, y, n_targets)
+        loss = backward(run, now, batch, n_targets)
         norm = clip(optimizers, c.grad_clip)
-        if step + 1 < c.steps:
-            x, y, count = fetch(run, step + 1)
-        # here it waits for the GPU; n_targets is from now on the next step's
-        loss, n_targets, stopped_by = gather(here, loss, count, signals)
+        next_batch = fetch(run, step + 1) if step + 1 < c.steps else batch
+        # here it waits for the GPU
+        loss, next_n_targets, stopped_by = exchange(here, loss, next_batch.n_targets, signals)
         norm = norm.item()
         if not math.isfinite(loss + norm):
             refuse_step(run, events, loss, norm)
@@ -283,28 +287,38 @@ def take_steps(run, signals):
         stays = c.keep_every and step % c.keep_every == 0
         if stays or step % c.save_every == 0 or step == c.steps or stopped_by:
             save_run(run, f'ckpt-{step}.pt' if stays else None)
+        batch, n_targets = next_batch, next_n_targets
     return stopped_by
 
 
+class Batch(NamedTuple):
+    "This process's rows of a step."
+    tokens: torch.Tensor                # (B, T)
+    targets: torch.Tensor               # (B, T), -1 where a token is no target
+    n_targets: int
+
+
 def fetch(run, step):
-    "(tokens, targets, how many targets count) of this process's rows, on their way to its device."
-    now, device, cuda = plan(run.c, step, run.start), run.here.device, run.here.cuda
-    x, y, _ = run.data[now.data].batch(now.batch)
-    count = (y != -1).sum().item()      # here, where it does not wait for a GPU
-    if cuda:                            # pinned memory is sent while the GPU works
-        x, y = x.pin_memory(), y.pin_memory()
-    return x.to(device, non_blocking=cuda), y.to(device, non_blocking=cuda), count
+    "The Batch of a step, on its way to the device."
+    now, device, cuda = plan(run.c, step, run.first_n_layer), run.here.device, run.here.cuda
+    tokens, targets, _ = run.data[now.data].batch(now.batch)
+    n_targets = (targets != -1).sum().item()    # counted here, where it does not wait for a GPU
+    if cuda:                                    # pinned memory is sent while the GPU works
+        tokens, targets = tokens.pin_memory(), targets.pin_memory()
+    return Batch(tokens.to(device, non_blocking=cuda), targets.to(device, non_blocking=cuda),
+                 n_targets)
 
 
-def backward(run, now, tokens, targets, n_targets):
+def backward(run, now, batch, n_targets):
     """Gradients of this process's rows, in pieces; returns their part of the loss. The loss is one
     sum over the targets of all processes, divided by their number: a mean for each piece would give
     tokens of short answers more weight."""
     c, here, loss = run.c, run.here, 0.0
-    for i, (x, y) in enumerate(zip(tokens.chunk(c.grad_accum), targets.chunk(c.grad_accum))):
+    pieces = zip(batch.tokens.chunk(c.grad_accum), batch.targets.chunk(c.grad_accum))
+    for i, (x, y) in enumerate(pieces):
         how = {}
         if now.r:
-            first = here.rank * len(tokens) + i * len(x)        # the number of its first row
+            first = here.rank * len(batch.tokens) + i * len(x)      # the number of its first row
             how = dict(r=now.r, backprop_depth=now.backprop_depth,
                        generator=noise_of_rows(run, range(first, first + len(x))))
         if here.size > 1:   # DDP exchanges gradients with the last piece alone
@@ -318,7 +332,8 @@ def backward(run, now, tokens, targets, n_targets):
 
 
 def noise_of_rows(run, rows):
-    "A core's first states are noise. Each row's own is the same however rows are shared out."
+    """A core's first states are noise. That of a row depends on the step and the row's number, and
+    not on how rows are shared out among processes and pieces."""
     seeds = [seed_for(run.c.seed, f'state of row {row}', run.totals['step']) for row in rows]
     return [torch.Generator(run.here.device).manual_seed(seed) for seed in seeds]
 
@@ -331,17 +346,17 @@ def clip(optimizers, most):
     return torch.nn.utils.clip_grad_norm_(params, most or math.inf)
 
 
-def gather(here, loss, count, signals=()):
+def exchange(here, loss, n_targets, signals=()):
     """A step's one message, and its one wait for the GPU: (the sum of the processes' losses, that
-    of their counts, the number of a signal that one of them got, or 0)."""
+    of their targets, the number of a signal that one of them got, or 0)."""
     signal_number = max(signals, default=0)
     if here.size == 1:
-        return float(loss), count, signal_number
+        return float(loss), n_targets, signal_number
     # full_like and not tensor: a copy to the GPU would wait for it
     own = torch.stack([loss.double(), *(torch.full_like(loss, number, dtype=torch.float64)
-                                        for number in (count, signal_number))])
+                                        for number in (n_targets, signal_number))])
     every = [torch.empty_like(own) for _ in range(here.size)]
-    dist.all_gather(every, own)
+    dist.all_gather(every, own)         # not all_reduce: two are summed, of one it is the maximum
     losses, counts, signal_numbers = torch.stack(every).cpu().unbind(1)
     return losses.sum().item(), counts.sum().item(), int(signal_numbers.max())
 
@@ -353,26 +368,25 @@ def change(run, now):
     same_order = now.order is None or written(now.order) == written(run.model.order)
     if not grows and same_order:
         return {}
-    before = measure(run)['val_loss']
+    event = dict(before=measure(run)['val_loss'])
     if grows:
         if run.c.keep_stages:
             save_run(run, f'ckpt-{run.totals["step"]}.pt')
         run.wrapped = None      # DDP and its gradients go with the old model
         torch.manual_seed(seed_for(run.c.seed, 'growth', run.totals['step']))   # for `init`
-        run.model = untie(run.model, now.grown_by, run.optimizers, run.c.init)
-        gc.collect()            # so does its memory: a compiled Block is in a circle with itself
+        run.model = untie(run.model, now.grown_from, run.optimizers, run.c.init)
+        gc.collect()            # so does its memory: compiled Blocks are reference cycles
         if run.here.cuda:
             torch.cuda.empty_cache()
         run.wrapped = wrap(run.here, run.model)
     else:
         run.model.order = now.order
-    after = measure(run)['val_loss']
+    event['after'] = measure(run)['val_loss']
     say(f'before step {run.totals["step"] + 1}: {now.n_layer} layers, {len(run.model.unrolled())} '
-        f'deep; the validation loss was {before:.4f} and is {after:.4f}')
-    if grows:
-        return dict(grown=dict(before=before, after=after, origin=now.grown_by,
-                               init=run.kept['config']['init']))
-    return dict(looped=dict(before=before, after=after))
+        f'deep; the validation loss was {event["before"]:.4f} and is {event["after"]:.4f}')
+    if not grows:
+        return dict(looped=event)
+    return dict(grown=event | dict(origin=now.grown_from, init=run.kept['config']['init']))
 
 
 def refuse_step(run, events, loss, norm):
@@ -382,8 +396,8 @@ def refuse_step(run, events, loss, norm):
     if not events:
         save_run(run)
     raise Refused(f'step {run.totals["step"] + 1} has loss {loss} and gradient norm {norm}, so it '
-                  f'was not taken; {run.out} holds the last good weights. Try a lower --lr or a '
-                  'longer --warmup_steps, in another --out_dir')
+                  f'was not taken; {run.out} holds the last good weights that were saved. Try a '
+                  'lower --lr or a longer --warmup_steps, in another --out_dir')
 
 
 # --------------------------------------------------------------------------------------- optimizers
@@ -396,8 +410,9 @@ def make_optimizers(model, c):
         optimizers = c.optimizer(model, c)
         places = {p: i for i, p in enumerate(model.parameters())}
         for optimizer in optimizers:
-            for group in optimizer.param_groups:        # or a growth would exchange states
-                its = [places[p] for p in group['params']]
+            for group in optimizer.param_groups:
+                its = [places[p] for p in group['params']]      # a growth sorts them so, too, and a
+                # checkpoint knows a parameter's state by its place in the group
                 assert its == sorted(its), 'a group has its parameters in the order of the model'
                 group.setdefault('peak', group['lr'])
         return optimizers
@@ -435,14 +450,15 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure=None):
         for group in self.param_groups:
-            alike = {}      # matrices of one shape, or its transpose, go in one batch
+            by_shape = {}       # matrices of one shape, or its transpose, go in one batch
             for p in group['params']:
                 if p.grad is not None:
-                    alike.setdefault(tuple(sorted(p.shape)), []).append(p)
-            for (n, m), matrices in alike.items():
-                some = max(1, self.AT_ONCE // (n * m)) * which_process()[1]
-                for i in range(0, len(matrices), some):
-                    self.step_of(matrices[i:i + some], **group)
+                    by_shape.setdefault(tuple(sorted(p.shape)), []).append(p)
+            _, processes, _ = which_process()
+            for (n, m), matrices in by_shape.items():
+                at_once = max(1, self.AT_ONCE // (n * m)) * processes
+                for i in range(0, len(matrices), at_once):
+                    self.step_of(matrices[i:i + at_once], **group)
 
     def step_of(self, matrices, lr, weight_decay, momentum, adjust_lr_fn, **_):
         """A step of some matrices; `_` is what else a group says. Functions torch._foreach_... are
@@ -534,6 +550,7 @@ class Dataset:
         first = (windows - np.append(0, self.ends)[of_shard]) * T       # its place in its shard
         for s in np.unique(of_shard).tolist():
             arrays, here = self.shard(s), of_shard == s
+            # views[i] are the tokens from i on; a target stands one place after its token
             tokens = sliding_window_view(arrays['.bin'], T + 1)[first[here]]
             rows[0, here], rows[1, here] = tokens[:, :-1], tokens[:, 1:]
             if '.mask' in arrays:
@@ -600,7 +617,9 @@ class Loader:
         return torch.from_numpy(rows).unbind()
 
     def places(self, rows):
-        "Of rows, numbered through the whole run: (whose they are, in which epoch, which window)."
+        """Of rows, numbered through the whole run: (whose they are, in which epoch, which window).
+        Say row 1,237 is, by `turns`, dataset 0's 866th. If that has 500 windows, the row is in
+        its epoch 1, and holds the one of them that comes 366th in that epoch's permutation."""
         dataset, number = np.empty_like(rows), np.empty_like(rows)
         for period in np.unique(rows // PERIOD).tolist():
             here = rows // PERIOD == period
@@ -627,26 +646,35 @@ class Loader:
 
 def permute(places, n, key):
     """Where an array of places goes in the permutation of range(n) that the key picks. Unlike
-    numpy's, it needs no list of n: there may be billions of windows. A Feistel network of four
-    rounds permutes the numbers below a power of four, by exchanging and mixing the two halves of
-    their bits. A place that it sends past n is sent on until it comes back below n."""
+    numpy's, it needs no list of n: there may be billions of windows. (How it does so matters
+    nowhere else. A Feistel network of four rounds permutes the numbers below a power of four, by
+    exchanging and mixing the two halves of their bits. A place that it sends past n is sent on
+    until it comes back below n.)"""
     bits = max(1, ((n - 1).bit_length() + 1) // 2)              # of a half
     half, mask = np.uint64(bits), np.uint64(2 ** bits - 1)
     result, outside = np.array(places, np.uint64), np.ones(len(places), bool)
     while outside.any():
         left, right = result[outside] >> half, result[outside] & mask
         for turn in range(4):
-            # splitmix64's way to mix 64 bits
-            z = right + np.uint64((key + turn * 0x9E3779B97F4A7C15) % 2 ** 64)
-            z = (z ^ z >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
-            z = (z ^ z >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-            left, right = right, left ^ (z ^ z >> np.uint64(31)) & mask
-        result[outside] = left << half | right
+            mixed = mix(right + np.uint64((key + turn * 0x9E3779B97F4A7C15) % 2 ** 64))
+            left, right = right, left ^ (mixed & mask)
+        result[outside] = (left << half) | right
         outside = result >= n
     return result.astype(np.int64)
 
 
+def mix(z):
+    "splitmix64's way to mix the bits of 64-bit numbers."
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
 # --------------------------------------------------------------------------------- what is measured
+
+OF_THE_LOG = set('step tokens flops seconds loss grad_norm lr tokens_per_s memory_gb mfu passes r '
+                 'backprop_depth grown looped n_layer depth val_loss kinds'.split())
+
 
 def measure(run, metric=None):
     "What the log says of a model: the validation loss, right answers, a config's own metric."
@@ -657,7 +685,8 @@ def measure(run, metric=None):
         numbers = validate(run.model, run.data['val'], run.c.eval_batches, run.c.grad_accum)
         more = metric(run.model, run.data['val']) if metric else {}
     run.model.train()
-    assert not more.keys() & {*numbers, 'loss', 'lr', 'step'}, f'metric gives {[*more]}'
+    if taken := more.keys() & OF_THE_LOG:
+        raise Refused(f'the log has a {min(taken)} already: let the metric call its own otherwise')
     return numbers | {name: float(more[name]) for name in more}
 
 
@@ -673,12 +702,14 @@ def validate(model, loader, batches=None, pieces=1):
             if not len(x):
                 continue
             losses, wrong = losses_of(model, x, y)
+            # row by row, so that the sum has the same bits in any number of pieces
             for of_row, count in zip(losses.sum(1), (y != -1).sum(1)):
                 of_batch[0, :2] += torch.stack((of_row, count))
             kinds, right = answers_of(marks, wrong)
             for k in range(1, len(sums)):
-                here, its = marks % BEGINS == k, right[kinds == k]
-                of_batch[k] += torch.tensor([losses[here].sum(), here.sum(), its.sum(), len(its)])
+                of_kind, rights = marks % BEGINS == k, right[kinds == k]
+                of_batch[k] += torch.tensor([losses[of_kind].sum(), of_kind.sum(),
+                                             rights.sum(), len(rights)])
         sums += of_batch
     if loader.size > 1:
         sums = sums.to(model.norm.weight.device)
@@ -732,7 +763,8 @@ def note(run, now, events, took, **numbers):
         core = dict(r=now.r, backprop_depth=now.backprop_depth) if now.r else {}
         totals = run.totals | dict(seconds=round(run.totals['seconds'], 1))
         write_line(run, **totals, **numbers,
-                   lr=c.lr * now.rate, tokens_per_s=round(n / took), memory_gb=memory,
+                   lr=c.lr * now.rate,          # of the layers' matrices
+                   tokens_per_s=round(n / took), memory_gb=memory,
                    mfu=here.peak and round(flops / took / here.peak, 4),
                    passes=round(run.data[now.data].passes(now.batch + 1), 2),
                    **core, **events, **measured)
@@ -768,9 +800,10 @@ def report(run):
     c, out, model, flops = run.c, run.out, run.model, run.totals['flops']
     saving = ''
     if c.grow and not c.init_from:      # compared with all layers from the first step on
-        full = ((c.steps - c.decay_steps) * model.flops_per_token(range(c.n_layer), c.context)
-                + c.decay_steps * model.flops_per_token(None, c.context))
-        saving = f', {1 - flops / (full * c.batch_size * c.context):.1%} less than at full depth'
+        full = c.batch_size * c.context * (
+            (c.steps - c.decay_steps) * model.flops_per_token(range(c.n_layer), c.context)
+            + c.decay_steps * model.flops_per_token(None, c.context))
+        saving = f', {1 - flops / full:.1%} less than at full depth'
     try:
         draw(run.lines, out / 'loss.png')
         picture = 'left the losses, right how many answers are right; at a dotted line layers begin'
@@ -916,45 +949,60 @@ def wrap(here, model):
 
 def begin(c, here, open_parent):
     "All that a run needs at its first step, or at the next one, if it was stopped."
+    # 1. what there is
     data = open_data(c, here)
     model, saved, parent = open_model(c, data, open_parent)
-    at_start = resolve(c, model, saved)
-    start = at_start['n_layer'] if c.init_from else None
+    step, core = saved.get('step', 0), core_of(model)
+    at_start = saved.get('start') or what_it_starts_with(model)
+    # 2. is it what was asked for?
+    c = resolved(c, at_start, saved)
+    first_n_layer = at_start['n_layer'] if c.init_from else None
     refuse_what_does_not_fit(c, model, data, parent)
     config = as_written(c)
     if saved:
-        refuse_another_run(c, config, saved, start, data)
-    step = saved.get('step', 0)
-    # The config's Steps, which know what a checkpoint does not, take the place of the saved ones.
-    # A cool-down's order comes in `change`, which tells the log.
-    order = plan(replace(c, cooldown_loop=None), step, start).order
+        refuse_another_run(c, config, saved, first_n_layer, data)
+    # 3. the model as it is trained
+    if core:
+        core.r, core.backprop_depth, core.recompute = c.recurrence, c.backprop_depth, c.recompute
+    # The config's own order, whose Steps may hold what no checkpoint does, takes the place of an
+    # equal one that was saved. (A cool-down's order comes in `change`, which tells the log.)
+    order = plan(replace(c, cooldown_loop=None), step, first_n_layer).order
     if order and (not saved or written(order) == written(model.order)):
         model.order = order
     model.to(here.device, torch.float32).train()
     optimizers = make_optimizers(model, c)
-    for optimizer, state in zip(optimizers, saved.pop('optimizers', ())):
+    states = saved.pop('optimizers', [])        # taken out, so that their memory is free at once
+    for optimizer, state in zip(optimizers, states):
         optimizer.load_state_dict(state)
+    # 4. its folder and its log
     prepare_folder(c, here, config, data['data'], is_new=not saved)
-    before_it = parent.get('flops', 0) + parent.get('inherited_flops', 0)
-    kept = dict(config=config, start=at_start, steps=source_of_steps(c.order),
-                data={name: data[name].description() for name in data},
-                inherited_flops=saved.get('inherited_flops', before_it))
     lines, log, bar = open_log(c, here, step)
-    run = Run(c, here, Path(c.out_dir), data, model, wrap(here, model), optimizers, start,
-              {name: saved.get(name, 0) for name in ('step', 'tokens', 'flops', 'seconds')},
-              saved.get('taken') or hash_of_plans('', plan(c, 0, start)), kept, lines, log, bar)
+    flops_before = parent.get('flops', 0) + parent.get('inherited_flops', 0)
+    run = Run(
+        c=c, here=here, out=Path(c.out_dir), data=data, model=model, wrapped=wrap(here, model),
+        optimizers=optimizers, first_n_layer=first_n_layer, lines=lines, log=log, bar=bar,
+        totals={name: saved.get(name, 0) for name in ('step', 'tokens', 'flops', 'seconds')},
+        taken=saved.get('taken') or hash_of_plans('', plan(c, 0, first_n_layer)),
+        kept=dict(config=config, start=at_start, steps=source_of_steps(c.order),
+                  data={name: data[name].description() for name in data},
+                  inherited_flops=saved.get('inherited_flops', flops_before)))
     if c.wandb and here.rank == 0:
         import wandb
         run.online = wandb.init(project='nanodepth', name=run.out.name, config=config)
+    say_what_begins(run)
+    return run
+
+
+def say_what_begins(run):
+    c, here, model, data, config = run.c, run.here, run.model, run.data, run.kept['config']
     functions = [name for name in config if callable(getattr(c, name))]
     say(f'{here.size} x {here.device}, compile {"on" if here.compiles else "off"}; functions of '
         f'the config: {", ".join(functions) or "none"}\n{model.num_params():,} parameters in '
         f'{len(model.layers)} layers, {len(model.unrolled())} deep, '
         f'{model.flops_per_token(context=c.context):,} FLOPs per token\n'
-        f'steps {step:,} to {c.steps:,} of {c.batch_size} x {c.context} tokens; the data '
-        f'is read {data["data"].passes(c.steps):.2f} times, and can be validated on '
+        f'steps {run.totals["step"]:,} to {c.steps:,} of {c.batch_size} x {c.context} tokens; the '
+        f'data is read {data["data"].passes(c.steps):.2f} times, and can be validated on '
         f'{len(data["val"])} batches')
-    return run
 
 
 def open_data(c, here):
@@ -982,6 +1030,7 @@ def open_model(c, data, open_parent):
         return model, saved, {}
     if c.init_from:
         model, parent = open_parent(c.init_from, classes)
+        assert not c.grow or len(model.order) == len(model.layers), 'a looped model does not grow'
         return model, {}, parent
     shape = {each.name: getattr(c, each.name) for each in fields(ModelConfig)
              if hasattr(c, each.name)}
@@ -992,30 +1041,31 @@ def open_model(c, data, open_parent):
     return LM(ModelConfig(**shape)), {}, {}
 
 
-def resolve(c, model, saved):
-    """Settings of c that are None, or shares of the steps, become numbers. Returns what the model
-    had at step 0: its number of layers, and its core's settings."""
-    at_start = saved.get('start') or dict(n_layer=len(model.layers))
+def what_it_starts_with(model):
+    "What a resume must know of the model at step 0."
     core = core_of(model)
-    if core:
-        at_start = dict(recurrence=core.r, backprop_depth=core.backprop_depth) | at_start
-        c.recurrence = core.r = c.recurrence or at_start['recurrence']
-        c.backprop_depth = core.backprop_depth = c.backprop_depth or at_start['backprop_depth']
-        core.recompute = c.recompute
-    if saved and c.warmup_steps < 1:    # a resume with more steps does not move a warm-up
-        c.warmup_steps = saved['config']['warmup_steps']
-    c.warmup_steps, c.decay_steps = (in_steps(n, c.steps) for n in (c.warmup_steps, c.decay_steps))
-    return at_start
+    settings = dict(recurrence=core.r, backprop_depth=core.backprop_depth) if core else {}
+    return dict(n_layer=len(model.layers)) | settings
+
+
+def resolved(c, at_start, saved):
+    "The settings, in which shares of the steps are numbers, and a core's that were None its own."
+    warmup = c.warmup_steps
+    if saved and warmup < 1:            # a resume with more steps does not move the warm-up
+        warmup = saved['config']['warmup_steps']
+    return replace(c, warmup_steps=in_steps(warmup, c.steps),
+                   decay_steps=in_steps(c.decay_steps, c.steps),
+                   recurrence=c.recurrence or at_start.get('recurrence'),
+                   backprop_depth=c.backprop_depth or at_start.get('backprop_depth'))
 
 
 def refuse_what_does_not_fit(c, model, data, parent):
     "Settings that each may be, and not together; and data of another tokenizer."
-    core, about = core_of(model), [each.about for loader in data.values()
-                                   for each in loader.datasets]
+    core = core_of(model)
+    about = [each.about for loader in data.values() for each in loader.datasets]
     assert c.warmup_steps + c.decay_steps <= c.steps, 'too few steps for warm-up and decay'
     assert c.decay_steps or not (c.cooldown_loop or c.cooldown_data), 'decay_steps is 0'
-    assert bool(c.grow) + bool(c.loop) + bool(c.order) <= 1, 'grow, loop and order exclude another'
-    assert not c.grow or len(model.order) == len(model.layers), 'a looped model does not grow'
+    assert bool(c.grow) + bool(c.loop) + bool(c.order) <= 1, 'give one of grow, loop and order'
     assert not core or not (c.grow or c.loop or c.order or c.cooldown_loop), (
         'a model with a recurrent core takes no grow, loop or order')
     assert core or not (c.recurrence or c.backprop_depth), 'recurrence is for a recurrent core'
@@ -1043,7 +1093,7 @@ AHEAD = set('steps warmup_steps decay_steps lr_shape n_layer grow grow_block gro
 OF_PARENT = {each.name for each in fields(ModelConfig)} - {'context', 'order'}
 
 
-def refuse_another_run(c, config, saved, start, data):
+def refuse_another_run(c, config, saved, first_n_layer, data):
     "A resume whose settings or data would have made another run of the steps until here."
     step, old = saved['step'], saved['config']
     instead = 'choose another --out_dir, or move that run out of the way by --resume=false'
@@ -1054,15 +1104,15 @@ def refuse_another_run(c, config, saved, start, data):
     if saved['steps'] != source_of_steps(c.order):
         raise Refused(f'the Steps of the run in {c.out_dir} were written otherwise: {instead}')
     if differ & AHEAD:
-        taken = hash_of_plans('', plan(c, 0, start))     # what it began with counts, too
+        taken = hash_of_plans('', plan(c, 0, first_n_layer))    # if no step is taken: its model
         for i in range(step):
-            taken = hash_of_plans(taken, plan(c, i, start))
+            taken = hash_of_plans(taken, plan(c, i, first_n_layer))
         if taken == saved['taken']:
             differ -= AHEAD
     if differ:
         was = ', '.join(f'{name}={old.get(name)} and not {config[name]}' for name in sorted(differ))
         raise Refused(f'{c.out_dir} holds a run with {was}: {instead}')
-    for name in {'data', 'val', plan(c, max(0, step - 1), start).data}:
+    for name in {'data', 'val', plan(c, max(0, step - 1), first_n_layer).data}:
         if saved['data'][name] != data[name].description():
             raise Refused(f'the data has changed since the run in {c.out_dir} began: {instead}')
 
@@ -1072,6 +1122,7 @@ def as_written(c):
     config = {each.name: getattr(c, each.name) for each in fields(c)}
     for name, value in config.items():
         if callable(value):
+            assert inspect.isfunction(value), f'{name} must be a function, whose source is kept'
             config[name] = f'{value.__name__} {hash_of(inspect.getsource(value))[:12]}'
     config['order'] = c.order and written(c.order)
     return config
@@ -1084,8 +1135,9 @@ def source_of_steps(order):
     for each in classes - {*KNOWN.values(), object}:
         text = ''
         for name, value in vars(each).items():
-            if inspect.isfunction(value):
-                text += inspect.getsource(value)
+            function = getattr(value, 'fget', None) or getattr(value, '__func__', value)
+            if inspect.isfunction(function):        # also of a property or a static method
+                text += inspect.getsource(function)
             elif not name.startswith('__'):
                 text += f'{name} = {value!r}'
         hashes.append(hash_of(text))
@@ -1097,14 +1149,15 @@ def hash_of(text):
 
 
 def hash_of_plans(before, now):
-    "By what a checkpoint knows the plans of all steps taken: those before, and this one."
+    "A hash of the plans of all steps taken: of those before, by their hash, and of this one."
     return hash_of(f'{before} {now._replace(order=now.order and written(now.order))}')
 
 
 # ------------------------------------------------------------------------------- a run's own folder
 
 def lock(folder):
-    "As long as the file that this returns is open, no other run writes into the folder."
+    """Makes a run's folder, and refuses somebody else's. As long as the file that this returns is
+    open, no other run writes into it."""
     ends = '.json', '.jsonl', '.jinja', '.pt', '.png'       # as of what a run writes
     names = {path.name for path in folder.glob('*') if path.suffix in ends}
     if names and not names & {'ckpt.pt', 'run.json'}:
@@ -1226,17 +1279,16 @@ def written(order):
             if KNOWN.get(kind.__name__, kind) is not kind:
                 raise Refused(f'{item} is not the {kind.__name__} that a checkpoint knows: give '
                               'its class another name')
-            if not issubclass(where_defined(kind, 'settings'), where_defined(kind, '__init__')):
-                raise Refused(f'{kind.__name__} has no settings() of its own: what its __init__ '
-                              'gets would be lost')
-            item = dict(step=kind.__name__, items=written(item.items), settings=item.settings())
+            settings = item.settings()
+            _, *takes = inspect.signature(kind).parameters.values()     # after its items
+            lost = [each.name for each in takes
+                    if each.kind is not each.VAR_KEYWORD and each.name not in settings]
+            if lost:
+                raise Refused(f'{kind.__name__}.settings() leaves out {", ".join(lost)}, so a '
+                              'checkpoint would lose what it was made with')
+            item = dict(step=kind.__name__, items=written(item.items), settings=settings)
         items.append(item)
     return items
-
-
-def where_defined(kind, method):
-    "The class, this one or one that it extends, from which a class has a method."
-    return next(each for each in kind.__mro__ if method in vars(each))
 
 
 def read_order(items, folder, classes=()):
@@ -1254,6 +1306,7 @@ def read_order(items, folder, classes=()):
 
 
 # ---------------------------------------------------------------------------- how settings are read
+# Every command of the package reads its options by this, too. A first reading needs none of it.
 
 def read(cls, argv, words=()):
     """A command line as an instance of a dataclass: --name=value or --name value for its fields.
@@ -1418,7 +1471,7 @@ def as_one_of(value, kinds):
 def find(path):
     "A config or data: in the current folder, else beside this file."
     beside = Path(__file__).resolve().parent / path
-    return beside if beside.exists() and not Path(path).exists() else Path(path)
+    return Path(path) if Path(path).exists() or not beside.exists() else beside
 
 
 if __name__ == '__main__':

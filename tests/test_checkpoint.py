@@ -141,7 +141,7 @@ def test_what_no_checkpoint_can_say_is_not_written(ordered, tiny, tmp_path):
                         (type('Window', (Window,), {})([1]), 'is not the Window'),
                         (Times([type('Window', (Step,), {})([1])]), 'is not the Window'),
                         (Window([1], rk), 'no file can name the solver rk'),
-                        (Forgetful([1], scale=2), 'Forgetful has no settings')):
+                        (Forgetful([1], scale=2), r'Forgetful.settings\(\) leaves out scale')):
         model.order = [0, step, 2]
         with pytest.raises(Refused, match=words):
             save(tmp_path, model, [])

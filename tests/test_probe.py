@@ -210,7 +210,7 @@ def test_what_cannot_be_looked_at(tiny):
             depth_score(model, t, boundaries=boundaries)
     with pytest.raises(AssertionError):
         probe.swap_blocks(range(6), 3, 2)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(AssertionError):
         block_similarity(model, 3)
     with pytest.raises(AssertionError):
         future_effects(model, t, part='mpl')

@@ -32,7 +32,8 @@ from nanodepth.train import Config, train
 # 1, 2, 3, 4 layers from steps 0, 1, 4, 8: stopped before, at and after a growth
 GROW = dict(grow='lidas', grow_block=1, n_layer=4, steps=18, decay_steps=3)
 KINDS = dict(       # the settings of a run, and after which steps it is stopped
-    plain=(dict(optimizer='adamw'), [6]), grown=(GROW, [1, 5, 8, 15]),
+    plain=(dict(optimizer='adamw'), [6]),
+    grown=(GROW | dict(cooldown_loop='1-2x2-1'), [1, 5, 8, 15, 17]),
     looped=(dict(n_layer=3, cooldown_loop='1-1x3-1', cooldown_data='other'), [8]),
     recurrent=(dict(curriculum=0.5, grad_accum=2), [5]))
 

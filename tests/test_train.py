@@ -320,6 +320,8 @@ def test_a_growth_of_ones_own(own):
     assert saved['config']['init'] == grown['init'] == in_json['init']
     for name in ('grow', 'init', 'metric'):
         assert re.fullmatch(name + ' [0-9a-f]{12}', in_json[name])
+    with pytest.raises(Refused, match='the log has a passes already'):
+        train(own(text.replace('dict(stream=', 'dict(passes='), 'new', n_layer=4))
     # a resume: another metric will do, another beginning of copies or another order will not
     for before, after, words in (
             ('dict(stream=', 'dict(size=', None),
@@ -345,8 +347,12 @@ class Again(Step):
     def settings(self):
         return dict(times=self.times)
 
+    @property
+    def repeated(self):
+        return self.items * self.times
+
     def __call__(self, model, x, depth, **how):
-        return model.run(x, self.items * self.times, depth, **how)
+        return model.run(x, self.repeated, depth, **how)
 
     def unrolled(self, r=None):
         return super().unrolled(r) * self.times
@@ -381,6 +387,7 @@ def test_a_config_may_hold_steps_a_rate_and_an_optimizer(own, capsys):
     assert model.unrolled() == [0, 1, 2, 2, 2, 1, 2, 2, 2, 3] and saved['step'] == 12
     for old, new, words in (('[2], 3)', '[2], 4)', 'holds a run with order='),
                             ('items * self', 'items[:1] * self', 'the Steps of the run in'),
+                            ('x, self.rep', 'x + 0, self.rep', 'the Steps of the run in'),
                             ('part = 1', 'part = 2', 'the Steps of the run in'),
                             ('c.lr)', 'c.lr * 2)', 'holds a run with optimizer=')):
         with pytest.raises(Refused, match=words):
