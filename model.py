@@ -28,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 class Refused(ValueError):
-    "A mistake that would otherwise give nonsense without a word. The rest end in an assert."
+    "A user's mistake, as one line. (What a programmer gets wrong ends in an assert.)"
 
 
 @dataclass
@@ -63,6 +63,8 @@ class ModelConfig:
 class Step:
     """An item of an order that holds an order of its own. This one runs it as if it were not there;
     a subclass says otherwise. Its weights are the model's."""
+
+    takes_r = False         # a Core does: it runs r times
 
     def __init__(self, items):
         self.items = list(items)
@@ -111,7 +113,7 @@ def seen(cache, depth=0):
 
 def rope_tables(config):
     "cos and sin of every token's angles, (T, hd/2) each."
-    # In transformers' order of operations: another is 0.01 radian off at token 100,000.
+    # This order of operations is Hugging Face's. Another is 0.01 radian off at token 100,000.
     channels = torch.arange(0, config.head_dim, 2).float()
     freq = 1.0 / config.rope_theta ** (channels / config.head_dim)              # (hd/2,)
     if config.rope_scaling is not None:     # Llama 3: slow the long waves down, keep the short ones
@@ -156,15 +158,15 @@ class Attention(nn.Module):
                 k = torch.cat((cache[depth][0], k), dim=2)                      # (B, Hkv, S, hd)
                 v = torch.cat((cache[depth][1], v), dim=2)
             cache[depth] = k, v
-        S, mask = k.shape[2], None
-        if 1 < T < S:       # the last T of S tokens: is_causal would align them with the first T
-            mask = torch.ones(T, S, dtype=torch.bool, device=x.device).tril(S - T)
+        is_causal, mask, S = True, None, k.shape[2]     # a whole text: S == T
+        # (Without a cache T < S is not asked, or torch.compile would make a graph for each length.)
+        if cache is not None and T < S:     # the last T of S tokens, which see all before them
+            is_causal = False
+            if T > 1:
+                mask = torch.ones(T, S, dtype=torch.bool, device=x.device).tril(S - T)
         if x.is_cuda and q.dtype == torch.float32:  # CUDA's fast float32 kernel knows no groups
             group = self.n_head // self.n_kv_head
             k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-        # Without a cache T == S. It is not asked then, or torch.compile would make a graph for each
-        # length.
-        is_causal = cache is None or T == S
         y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal,
                                            enable_gqa=k.shape[1] < self.n_head)
         return self.o(y.transpose(1, 2).reshape(B, T, -1))                      # (B, T, C)
@@ -241,6 +243,7 @@ class LM(nn.Module):
             if isinstance(item, int):
                 scale = None
                 if self.config.ln_scaling:
+                    # a tensor, because a number would compile a Block for each depth
                     scale = torch.full((), depth + 1.0, device=x.device).rsqrt().to(x.dtype)
                 x = self.layers[item](x, rope, scale, depth, cache, tap)
                 depth += 1
@@ -253,7 +256,7 @@ class LM(nn.Module):
     def hidden(self, tokens, order=None, cache=None, r=None, **how):
         "The stream before the final norm: (B, T) -> (B, T, C)."
         order = self.order if order is None else order
-        if r is not None and not any(hasattr(step, 'r') for step in steps_in(order)):
+        if r is not None and not any(step.takes_r for step in steps_in(order)):
             raise Refused(f'r={r} is for a recurrent core, and the order {order} has none')
         layers = unrolled(order, r)
         assert layers and min(layers) >= 0, f'an order names layers from 0 on, not {order}'
@@ -282,7 +285,7 @@ class LM(nn.Module):
                 cache, inputs = {}, tokens[:, -self.config.context:]
             x = self.norm(self.hidden(inputs, order, cache, r)[:, -1])          # (B, C)
             logits = self.head(x).float()                                       # (B, V)
-            if top_k is not None:
+            if top_k:
                 kth = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
                 logits = logits.masked_fill(logits < kth, -math.inf)
             if temperature == 0:

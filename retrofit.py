@@ -128,6 +128,7 @@ class Core(Step):
     An attribute, `recompute`, saves memory in training: only the states between runs are kept, and
     each run is computed once more in the backward pass.
     """
+    takes_r = True
 
     def __init__(self, items, r=4, backprop_depth=8, start='normal', state_std=None, fresh=False):
         super().__init__(items)

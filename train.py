@@ -21,6 +21,7 @@ Usage:
     torchrun --standalone --nproc_per_node=8 train.py config/smollm_360m_lidas.py
 """
 import contextlib
+import copy
 import difflib
 import functools
 import gc
@@ -111,7 +112,8 @@ class Config:
     loop: str | None = None             # their order, such as 2x4 or 2-2x2-2; None: each runs once
     order: list[int | Step] | None = None       # or the order itself, in a config with Steps, too
     cooldown_loop: str | None = None    # the order from the first step of the decay on
-    cooldown_data: str | list[str] | None = None        # what is read from there on; None: data
+    # what is read from there on, from its first batch on; None: data
+    cooldown_data: str | list[str] | None = None
     # a recurrent core, which retrofit.py made; None: its own
     recurrence: int | None = None       # it runs r times, at random; r averages this number + 1
     backprop_depth: int | None = None   # at most so many last runs get gradients
@@ -131,7 +133,8 @@ class Config:
     wandb: bool = False                 # show the log online, too (pip install wandb)
     # the machine
     device: Literal['auto', 'cuda', 'mps', 'cpu'] = 'auto'
-    dtype: Literal['auto', 'float32', 'bfloat16'] = 'auto'      # auto: bfloat16 on GPUs fast at it
+    # auto: bfloat16 on GPUs fast at it; float32 is TF32 on GPUs that have it
+    dtype: Literal['auto', 'float32', 'bfloat16'] = 'auto'
     compile: bool | Literal['auto'] = 'auto'    # auto: on for cuda
     grad_accum: int = 1                 # a process computes its rows in this many pieces
 
@@ -159,7 +162,7 @@ def plan(c, step, first_n_layer=None):
     loop = c.cooldown_loop if cools_down and c.cooldown_loop else c.loop
     order = fit_loop(loop, stage.n_layer) if loop else c.order
     data, batch = 'data', step
-    if cools_down and c.cooldown_data:
+    if cools_down and c.cooldown_data:      # a reading of its own, also if data is part of it
         data, batch = 'cooldown_data', step - first_of_decay
     r = backprop_depth = None
     if c.recurrence:    # gradients never go through more runs than the mean, as the authors have it
@@ -255,11 +258,8 @@ def take_steps(run, signals):
     if step == c.steps:
         return 0
     batch = fetch(run, step)
-    # n_targets: those that count in the batches of all processes
-    sum_of_steps, n_targets, _ = exchange(here, torch.tensor(float(step), device=here.device),
-                                          batch.n_targets)
-    assert sum_of_steps == step * here.size, 'all processes of a run go on from one folder'
-    stopped_by = 0
+    # n_targets: those of all processes
+    _, n_targets, stopped_by = exchange(here, torch.zeros((), device=here.device), batch.n_targets)
     while step < c.steps and not stopped_by:
         now = plan(c, step, run.first_n_layer)
         events = change(run, now)               # the model may grow, or get another order
@@ -286,7 +286,7 @@ def take_steps(run, signals):
         note(run, now, events, time.perf_counter() - began, loss=loss, grad_norm=norm)
         stays = c.keep_every and step % c.keep_every == 0
         if stays or step % c.save_every == 0 or step == c.steps or stopped_by:
-            save_run(run, f'ckpt-{step}.pt' if stays else None)
+            save_run(run, 'ckpt.pt', *([f'ckpt-{step}.pt'] if stays else []))
         batch, n_targets = next_batch, next_n_targets
     return stopped_by
 
@@ -371,7 +371,7 @@ def change(run, now):
     event = dict(before=measure(run)['val_loss'])
     if grows:
         if run.c.keep_stages:
-            save_run(run, f'ckpt-{run.totals["step"]}.pt')
+            save_run(run, 'ckpt.pt', f'ckpt-{run.totals["step"]}.pt')
         run.wrapped = None      # DDP and its gradients go with the old model
         torch.manual_seed(seed_for(run.c.seed, 'growth', run.totals['step']))   # for `init`
         run.model = untie(run.model, now.grown_from, run.optimizers, run.c.init)
@@ -391,13 +391,19 @@ def change(run, now):
 
 def refuse_step(run, events, loss, norm):
     "A loss or gradients that are not finite: the weights before them are saved, and the run ends."
+    # They may be far off already, so the checkpoint before them stays, too.
+    last, step = run.out / 'ckpt.pt', run.totals['step']
+    if run.here.rank == 0 and last.exists():
+        before = torch.load(last, map_location='cpu', weights_only=True)['step']
+        shutil.copy(last, run.out / f'ckpt-{before}.pt')
     # A model that has just grown is not saved: its growth is not in the log yet, and a resume,
     # which would find it grown, could not write it there. It grows again from the last checkpoint.
     if not events:
-        save_run(run)
-    raise Refused(f'step {run.totals["step"] + 1} has loss {loss} and gradient norm {norm}, so it '
-                  f'was not taken; {run.out} holds the last good weights that were saved. Try a '
-                  'lower --lr or a longer --warmup_steps, in another --out_dir')
+        save_run(run, 'ckpt.pt')
+    raise Refused(f'step {step + 1} has loss {loss} and gradient norm {norm}, so it was not taken; '
+                  f'{last} holds the last weights before it, and a ckpt-STEP.pt beside it those of '
+                  'the last checkpoint. Try a lower --lr or a longer --warmup_steps, in another '
+                  '--out_dir')
 
 
 # --------------------------------------------------------------------------------------- optimizers
@@ -449,6 +455,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure=None):
+        # Each process takes its part of a batch, so that a batch is as large as all their parts.
         for group in self.param_groups:
             by_shape = {}       # matrices of one shape, or its transpose, go in one batch
             for p in group['params']:
@@ -479,18 +486,25 @@ class Muon(torch.optim.Optimizer):
         # all wide, so that they are one tensor, and the products in `orthogonal` smaller
         updates = torch.stack([u.mT if u.shape[0] > u.shape[1] else u for u in updates])
         updates = orthogonal(updates.to(torch.bfloat16 if updates.is_cuda else torch.float32))
-        if size > 1:
-            every = updates.new_empty(size * share, *updates.shape[1:])
-            dist.all_gather_into_tensor(every, updates.contiguous())
-            updates = every
-        updates = updates.to(matrices[0].dtype)
+        updates = of_all_processes(updates).to(matrices[0].dtype)
         torch._foreach_mul_(matrices, 1 - lr * weight_decay)
         for n, m in {tuple(p.shape) for p in matrices}:         # one shape, and its transpose
             scale = (0.2 * math.sqrt(max(n, m)) if adjust_lr_fn == 'match_rms_adamw' else
                      math.sqrt(max(1, n / m)))
+            # (zip leaves out what the last processes computed again)
             its = [p for p in matrices if p.shape == (n, m)]
             steps = [u.mT if n > m else u for p, u in zip(matrices, updates) if p.shape == (n, m)]
             torch._foreach_sub_(its, steps, alpha=lr * scale)
+
+
+def of_all_processes(x):
+    "The rows of each process's x (k, ...), one after another."
+    _, size, _ = which_process()
+    if size == 1:
+        return x
+    every = x.new_empty(size * len(x), *x.shape[1:])
+    dist.all_gather_into_tensor(every, x.contiguous())
+    return every
 
 
 def orthogonal(x):
@@ -524,19 +538,19 @@ class Dataset:
         self.about = json.loads((folder / f'{split}.json').read_text())
         # where each shard's windows end, if all are numbered one after the other
         self.ends = np.cumsum([(shard['tokens'] - 1) // context for shard in self.about['shards']])
-        self.marks = np.arange(2 * BEGINS)      # the Loader may number kinds of answers anew
+        self.new_marks = np.arange(2 * BEGINS)      # what `read` gives for each mark, see below
 
     def number_kinds(self, kinds):
         "From now on, `read` gives each kind of answer its number among these, from 1 on."
         for i, kind in enumerate(self.about['kinds'], 1):
-            self.marks[i] = 1 + kinds.index(kind)
-            self.marks[i + BEGINS] = self.marks[i] + BEGINS
+            self.new_marks[i] = 1 + kinds.index(kind)
+            self.new_marks[i + BEGINS] = self.new_marks[i] + BEGINS
 
     @functools.lru_cache(300)       # more would be too many open files
     def shard(self, s):
         "{'.bin': its tokens}, and .mask and .marks, if it has them; mapped, not read."
         shard, arrays = self.about['shards'][s], {}
-        for ending in shard['sha256']:          # {each file's ending: its checksum}
+        for ending in shard['sha256']:          # its keys are the endings of the files there are
             path = self.folder / Path(shard['file']).with_suffix(ending).name
             dtype = self.about['dtype'] if ending == '.bin' else 'uint8'
             assert dtype in ('uint8', 'uint16', 'uint32'), f'{path} has no tokens of {dtype}'
@@ -549,16 +563,16 @@ class Dataset:
         of_shard = self.ends.searchsorted(windows, side='right')
         first = (windows - np.append(0, self.ends)[of_shard]) * T       # its place in its shard
         for s in np.unique(of_shard).tolist():
-            arrays, here = self.shard(s), of_shard == s
-            # views[i] are the tokens from i on; a target stands one place after its token
-            tokens = sliding_window_view(arrays['.bin'], T + 1)[first[here]]
-            rows[0, here], rows[1, here] = tokens[:, :-1], tokens[:, 1:]
+            arrays, its = self.shard(s), of_shard == s
+            # sliding_window_view(a, n)[i] is a[i:i + n]; a target stands one place after its token
+            tokens = sliding_window_view(arrays['.bin'], T + 1)[first[its]]
+            rows[0, its], rows[1, its] = tokens[:, :-1], tokens[:, 1:]
             if '.mask' in arrays:
-                counts = sliding_window_view(arrays['.mask'], T)[first[here] + 1] > 0
-                rows[1, here] = np.where(counts, rows[1, here], -1)
+                counts = sliding_window_view(arrays['.mask'], T)[first[its] + 1] > 0
+                rows[1, its] = np.where(counts, rows[1, its], -1)
             if '.marks' in arrays:
-                marks = sliding_window_view(arrays['.marks'], T)[first[here] + 1]
-                rows[2, here] = self.marks[marks]
+                marks = sliding_window_view(arrays['.marks'], T)[first[its] + 1]
+                rows[2, its] = self.new_marks[marks]
         return rows
 
 
@@ -581,7 +595,7 @@ class Loader:
         # rows of each dataset in a period: rounded down, the rest to the largest remainders
         exact = [share * PERIOD / sum(shares) for share in shares]
         self.quota = [math.floor(rows) for rows in exact]
-        by_remainder = sorted(range(len(exact)), key=lambda d: self.quota[d] - exact[d])
+        by_remainder = sorted(range(len(exact)), key=lambda d: -(exact[d] - self.quota[d]))
         for d in by_remainder[:PERIOD - sum(self.quota)]:
             self.quota[d] += 1
         assert min(*self.windows, *self.quota) > 0, f'{data}: a dataset that would never be read'
@@ -603,6 +617,12 @@ class Loader:
         "How often the dataset that is read most has been read after so many batches."
         return max(batches * self.batch_size * np.array(self.quota) / PERIOD / self.windows).item()
 
+    def of_all_processes(self):
+        "The same, but each process reads all rows of a batch."
+        loader = copy.copy(self)
+        loader.rank, loader.size = 0, 1
+        return loader
+
     def batch(self, step, again=True):
         """(tokens, targets, marks of the targets), (B, T) each; -1 is no target. again=False leaves
         out rows that were there before: small data is gone through several times."""
@@ -622,15 +642,15 @@ class Loader:
         its epoch 1, and holds the one of them that comes 366th in that epoch's permutation."""
         dataset, number = np.empty_like(rows), np.empty_like(rows)
         for period in np.unique(rows // PERIOD).tolist():
-            here = rows // PERIOD == period
+            its = rows // PERIOD == period
             datasets, numbers = self.turns(period)
-            dataset[here] = datasets[rows[here] % PERIOD]
-            number[here] = numbers[rows[here] % PERIOD]
+            dataset[its] = datasets[rows[its] % PERIOD]
+            number[its] = numbers[rows[its] % PERIOD]
         epoch, window = np.divmod(number, self.windows[dataset])
         for d, e in {*zip(dataset.tolist(), epoch.tolist())}:
-            here = (dataset == d) & (epoch == e)
+            its = (dataset == d) & (epoch == e)
             key = seed_for(self.seed, f'epoch of dataset {d}', e)
-            window[here] = permute(window[here], self.windows[d].item(), key)
+            window[its] = permute(window[its], self.windows[d].item(), key)
         return dataset, epoch, window
 
     @functools.lru_cache(4)
@@ -683,7 +703,7 @@ def measure(run, metric=None):
     run.model.eval()
     with run.here.autocast(), torch.no_grad():
         numbers = validate(run.model, run.data['val'], run.c.eval_batches, run.c.grad_accum)
-        more = metric(run.model, run.data['val']) if metric else {}
+        more = metric(run.model, run.data['val'].of_all_processes()) if metric else {}
     run.model.train()
     if taken := more.keys() & OF_THE_LOG:
         raise Refused(f'the log has a {min(taken)} already: let the metric call its own otherwise')
@@ -953,6 +973,7 @@ def begin(c, here, open_parent):
     data = open_data(c, here)
     model, saved, parent = open_model(c, data, open_parent)
     step, core = saved.get('step', 0), core_of(model)
+    refuse_several_folders(here, step)
     at_start = saved.get('start') or what_it_starts_with(model)
     # 2. is it what was asked for?
     c = resolved(c, at_start, saved)
@@ -964,8 +985,9 @@ def begin(c, here, open_parent):
     # 3. the model as it is trained
     if core:
         core.r, core.backprop_depth, core.recompute = c.recurrence, c.backprop_depth, c.recompute
-    # The config's own order, whose Steps may hold what no checkpoint does, takes the place of an
-    # equal one that was saved. (A cool-down's order comes in `change`, which tells the log.)
+    # The config's own order takes the place of an equal one that was saved, because its Steps may
+    # hold what no checkpoint does, such as a function. (A cool-down's order comes in `change`,
+    # which tells the log.)
     order = plan(replace(c, cooldown_loop=None), step, first_n_layer).order
     if order and (not saved or written(order) == written(model.order)):
         model.order = order
@@ -991,6 +1013,14 @@ def begin(c, here, open_parent):
         run.online = wandb.init(project='nanodepth', name=run.out.name, config=config)
     say_what_begins(run)
     return run
+
+
+def refuse_several_folders(here, step):
+    "On several machines, out_dir is one folder that all of them see."
+    steps = [step] * here.size
+    if here.size > 1:
+        dist.all_gather_object(steps, step)
+    assert len({*steps}) == 1, f'the processes of a run go on from one folder, not at steps {steps}'
 
 
 def say_what_begins(run):
@@ -1030,7 +1060,8 @@ def open_model(c, data, open_parent):
         return model, saved, {}
     if c.init_from:
         model, parent = open_parent(c.init_from, classes)
-        assert not c.grow or len(model.order) == len(model.layers), 'a looped model does not grow'
+        assert not c.grow or model.order == [*range(len(model.layers))], (
+            f'{c.init_from} runs {model.order}: only a model that runs each layer once grows')
         return model, {}, parent
     shape = {each.name: getattr(c, each.name) for each in fields(ModelConfig)
              if hasattr(c, each.name)}
@@ -1051,7 +1082,7 @@ def what_it_starts_with(model):
 def resolved(c, at_start, saved):
     "The settings, in which shares of the steps are numbers, and a core's that were None its own."
     warmup = c.warmup_steps
-    if saved and warmup < 1:            # a resume with more steps does not move the warm-up
+    if saved and 0 < warmup < 1:        # a resume with more steps does not move the warm-up
         warmup = saved['config']['warmup_steps']
     return replace(c, warmup_steps=in_steps(warmup, c.steps),
                    decay_steps=in_steps(c.decay_steps, c.steps),
@@ -1187,6 +1218,7 @@ def prepare_folder(c, here, config, train_data, is_new):
         return
     if not c.resume and any((out / name).exists() for name in ('ckpt.pt', 'log.jsonl')):
         names = (out.with_name(f'{out.name}.{i}') for i in itertools.count(1))
+        here.lock.close()               # or it would still lock that folder, under its new name
         aside = out.rename(next(path for path in names if not path.exists()))
         here.lock = lock(out)
         say(f'--resume=false: the run that was in {out} is now in {aside}')
@@ -1231,16 +1263,15 @@ def whole(path):
 KNOWN = {'Step': Step, 'Core': Core, 'Window': Window}      # what any checkpoint may have
 
 
-def save_run(run, also_as=None):
+def save_run(run, *names):
     "Save the run as it is now."
     if run.here.rank == 0:
         os.fsync(run.log.fileno())      # a checkpoint is never ahead of its log
-    save(run.out, run.model, run.optimizers, also_as, taken=run.taken, **run.kept, **run.totals)
+    save(run.out, run.model, run.optimizers, names, taken=run.taken, **run.kept, **run.totals)
 
 
-def save(folder, model, optimizers, also_as=None, **more):
-    """All that a resumed run needs, as ckpt.pt; and once more under another name, which no later
-    checkpoint takes away."""
+def save(folder, model, optimizers, names=('ckpt.pt',), **more):
+    "All that a resumed run needs. It goes on from ckpt.pt; a file of another name just stays."
     if not all(p.isfinite().all() for p in model.parameters()):
         raise Refused(f'these weights are not finite, so they are not saved; {folder} holds the '
                       'last checkpoint. Try a lower --lr or a longer --warmup_steps')
@@ -1248,7 +1279,7 @@ def save(folder, model, optimizers, also_as=None, **more):
         state = dict(model=model.state_dict(), order=written(model.order), **more,
                      model_config=asdict(replace(model.config, order=None)),
                      optimizers=[optimizer.state_dict() for optimizer in optimizers])
-        for name in filter(None, (also_as, 'ckpt.pt')):
+        for name in names:
             with whole(Path(folder) / name) as new:
                 torch.save(state, new)
     if dist.is_initialized():
@@ -1382,10 +1413,10 @@ def config_file(path, kinds):
 
 @contextlib.contextmanager
 def imports_of(folder):
-    """In here a config imports the files beside it, and the seven files of this book by their names
-    (`from loop import repeat_block`): also if they are parts of the installed package, where they
-    are called nanodepth.loop, and if somebody else's loop.py was imported before. Afterwards these
-    names are what they were."""
+    """Say a config writes `from loop import repeat_block`, and this file is part of an installed
+    package: there loop.py is nanodepth.loop, and `loop` may be somebody else's. So in here the
+    seven files of this book have their bare names, and files beside the config are found by
+    theirs. Afterwards all names are what they were."""
     package = __name__.rpartition('train')[0]           # 'nanodepth.', or nothing
     book = {name: sys.modules[package + name]
             for name in ('model', 'loop', 'grow', 'retrofit', 'wrapper', 'probe', 'train')
@@ -1429,7 +1460,8 @@ def choices(kind):
 
 
 def as_kind(value, kind):
-    "A value as this kind, or a ValueError. On a command line it is a text, in a config anything."
+    """A value as this kind, or a ValueError. On a command line it is a text, in a config anything.
+    (Config has no tuples, dicts or paths; options of the package's commands have.)"""
     if len(choices(kind)) > 1:
         return as_one_of(value, choices(kind))
     origin, inside, text = typing.get_origin(kind) or kind, typing.get_args(kind), str(value)
@@ -1448,7 +1480,9 @@ def as_kind(value, kind):
     if kind in (Callable, Step, types.NoneType) or not is_plain:
         raise ValueError
     if kind is bool:
-        return bool(['false', 'true'].index(text.lower()))
+        if text.lower() not in ('true', 'false'):
+            raise ValueError
+        return text.lower() == 'true'
     if kind is int and not text.lstrip('-').isdigit():          # 1e3 is a whole number, too
         if not float(text).is_integer():
             raise ValueError
@@ -1458,10 +1492,9 @@ def as_kind(value, kind):
 
 def as_one_of(value, kinds):
     "A value as the first of these kinds that it fits. Any text fits str, so that is tried last."
+    is_one_text = str in kinds and isinstance(value, str) and ',' not in value
     for kind in sorted(kinds, key=lambda kind: kind is str):
-        # of str | list[str], only a text with a comma is a list
-        is_one_text = isinstance(value, str) and ',' not in value
-        if is_one_text and typing.get_origin(kind) is list:
+        if is_one_text and typing.get_origin(kind) is list:     # of str | list[str] it is the str
             continue
         with contextlib.suppress(ValueError, TypeError):
             return as_kind(value, kind)

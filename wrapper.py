@@ -99,7 +99,7 @@ class Window(Step):
         return dict(solver=name, K=self.K, cache=self.cache, **self.options)
 
     def __call__(self, model, x, depth, cache=None, **how):
-        before = None if cache is None else dict(cache)
+        before = None if cache is None else copy_of(cache)
         k = 0
 
         def g(x):
@@ -110,17 +110,21 @@ class Window(Step):
         return self.solver(g, x, self.K, **self.options)
 
     def cache_of(self, k, cache, before, depth):
-        "What evaluation k reads and adds to. `before` is the cache as this forward found it."
+        """What evaluation k reads and adds to. `before` is the cache as this forward found it.
+        Evaluation 1 always has the cache itself. With 'first', a later one has what was there
+        before, and what it adds is forgotten. With 'exact', it has a cache of its own within the
+        cache, which holds what evaluation k of earlier forwards has added."""
         if cache is None or k == 1:
             return cache
         if self.cache == 'first':
-            return dict(before)                 # what is added to this copy is forgotten
-        own = cache.setdefault((depth, self.K, k), {})      # a cache within the cache
-        assert seen(own, depth) == seen(before, depth), 'another window filled it'
+            return copy_of(before)
+        own = cache.setdefault((depth, self.solver, *sorted(self.options.items()), self.K, k), {})
+        assert seen(own, depth) == seen(before, depth), (
+            'this cache was filled with another window: go on with that, or with a new cache')
         return own
 
     def evaluations(self):
-        "How often the solver evaluates g: it is run on a number, and counted."
+        "How often the solver evaluates g. It is run on a number, because K may not be that."
         evaluated = []
 
         def g(x):
@@ -131,6 +135,12 @@ class Window(Step):
 
     def flops(self, model, context, r=None, backprop_depth=None):
         return self.evaluations() * super().flops(model, context, r, backprop_depth)
+
+
+def copy_of(cache):
+    "A cache as it is now. What is added to it, or to the caches within it, is not in the copy."
+    return {key: copy_of(value) if isinstance(value, dict) else value
+            for key, value in cache.items()}
 
 
 @contextlib.contextmanager

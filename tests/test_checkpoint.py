@@ -28,7 +28,7 @@ def test_what_is_saved_comes_back(tmp_path, tiny):
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.arange(4)[None], torch.arange(4)[None]).backward()
     optimizer.step()
-    save(tmp_path, model, [optimizer], also_as='ckpt-3.pt', step=3, config=config)
+    save(tmp_path, model, [optimizer], names=('ckpt.pt', 'ckpt-3.pt'), step=3, config=config)
     for path in (tmp_path, tmp_path / 'ckpt.pt', tmp_path / 'ckpt-3.pt'):
         back, saved = load(path)
         assert saved['step'] == 3 and saved['config'] == config
@@ -41,7 +41,7 @@ def test_what_is_saved_comes_back(tmp_path, tiny):
 
 def test_the_last_checkpoint_of_a_depth_is_that_of_the_highest_step(tmp_path, tiny):
     for step in (8, 16):
-        save(tmp_path, tiny(), [], also_as=f'ckpt-{step}.pt')
+        save(tmp_path, tiny(), [], names=('ckpt.pt', f'ckpt-{step}.pt'))
     assert checkpoint.stages_of(tmp_path) == {4: tmp_path / 'ckpt-16.pt'}
 
 

@@ -133,7 +133,7 @@ def row_by_row(loader, step, again):
             counts = '.mask' not in shard or shard['.mask'][place + 1]
             targets.append(int(shard['.bin'][place + 1]) if counts else -1)
             mark = shard['.marks'][place + 1] if '.marks' in shard else 0
-            marks.append(int(loader.datasets[d].marks[mark]))
+            marks.append(int(loader.datasets[d].new_marks[mark]))
         n = len(loader.starts)
         if tokens[:n] == loader.starts:
             row = tokens + [0] * n, targets + [-1] * n, marks + [0] * n
@@ -934,7 +934,7 @@ def test_marks_go_by_name_where_datasets_number_them_otherwise(tmp_path, order, 
     write_noise(tmp_path / 'a', ['copy', 'chain'])
     write_noise(tmp_path / 'b', ['chain', 'new'])
     loader = Rows([tmp_path / name for name in order], 4, 16)
-    assert loader.datasets[1].marks[[1, 2, 129, 130]].tolist() == second
+    assert loader.datasets[1].new_marks[[1, 2, 129, 130]].tolist() == second
     counted, wanted = Counter(), Counter()
     for d, _, window in zip(*loader.places(np.arange(48))):
         marks = loader.datasets[d].shard(0)['.marks'][window * 16 + 1:window * 16 + 17]

@@ -187,7 +187,8 @@ def test_a_core_in_a_window_and_a_window_in_a_window(six):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize('nesting', ['window in core', 'core in window', 'window in window'])
+@pytest.mark.parametrize('nesting', ['window in core', 'core in window', 'window in window',
+                                     'in first'])
 def test_an_exact_cache_of_every_nesting_continues_a_text_as_it_is_read(six, nesting):
     model = surgery(six, '2-2-2', r=2, inject='linear')
     core, window = core_of(model), Window([3], rk, K=2, cache='exact')
@@ -195,9 +196,26 @@ def test_an_exact_cache_of_every_nesting_continues_a_text_as_it_is_read(six, nes
         core.items = [2, window]
     elif nesting == 'core in window':
         model.order = [0, Window([1, core], rk, K=2, cache='exact'), 4, 5]
-    else:
+    elif nesting == 'window in window':
         model.order = [0, Window([1, window], naive, K=3, cache='exact'), 4, 5]
+    else:                   # K = 1 of 'first' keeps what all keep; each evaluation of K = 2 begins
+        model.order = [0, Window([1, window], naive, K=2), 4, 5]        # with what was there before
+        in_pieces(model, None)
+        model.order[1].K = 1
     torch.testing.assert_close(in_pieces(model, None)[0], model(TOKENS), rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_an_exact_cache_is_of_one_window(six):
+    "Its keys and values are of the evaluations of one solver, with its options."
+    def filled(solver, **options):
+        six.order = [0, Window([1, 2], solver, K=2, cache='exact', **options), 3, 4, 5]
+        six.hidden(TOKENS, cache=cache)
+    for another in (dict(solver=naive), dict(solver=rk, beta=0.1)):
+        cache = {}
+        filled(rk)
+        with pytest.raises(AssertionError, match='filled with another window'):
+            filled(**another)
 
 
 def test_a_core_grows_with_its_optimizer(six):

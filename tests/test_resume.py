@@ -334,6 +334,12 @@ def test_one_run_in_a_folder_of_its_own(config, tiny, tmp_path, capsys):
         path.unlink()
     train(config())
 
+    def metric(model, loader):
+        with open(tmp_path / 'run.1/lock', 'a') as lock:        # the run moved aside is free
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return {}
+    train(config(resume=False, metric=metric))
+
 
 def test_data_that_is_made_again_and_killed_is_no_dataset(tmp_path, monkeypatch):
     write_dataset(tmp_path, 'train', 'bytes', [1] * 40)

@@ -271,6 +271,8 @@ def test_a_step_that_is_not_finite_leaves_the_weights_before_it(config, at, save
         train(c)
     model, saved = load(c.out_dir)
     assert (saved['step'], len(model.layers)) == (at - 1, 1 if at == 4 else 2)
+    # they may be bad already: the checkpoint before them stays beside
+    assert (Path(c.out_dir) / f'ckpt-{at - 1}.pt').exists() == (save_every == 1)
     train(c)
     assert same(weights_of(good), weights_of(c))
 
@@ -331,6 +333,13 @@ def test_a_growth_of_ones_own(own):
         assert before in text
         with pytest.raises(Refused, match=words) if words else contextlib.nullcontext():
             train(own(text.replace(before, after), n_layer=4))
+
+
+def test_a_metric_sees_the_rows_of_all_processes(config, tmp_path):
+    path, c = tmp_path / 'own.py', config(n_layer=1, steps=2, decay_steps=0)
+    path.write_text('def metric(model, loader):\n    return dict(rows=len(loader.batch(0)[0]))\n')
+    assert ranks([str(path), *flags(c)]).codes == [0, 0]
+    assert log_of(c)[-1]['rows'] == c.batch_size
 
 
 OWN = '''

@@ -66,7 +66,7 @@ def random_models(folder):
     shape = dict(vocab_size=257, n_embd=32, n_head=2, context=64)
     model, about = LM(ModelConfig(n_layer=2, **shape)), dict(config=dict(grow='lidas', grow_block=2))
     for n in (2, 4, 6):
-        save_run(folder / 'lidas', model, also_as=f'ckpt-{n}.pt', **about)
+        save_run(folder / 'lidas', model, names=('ckpt.pt', f'ckpt-{n}.pt'), **about)
         model = untie(model, lidas(n, 2))
     save_run(folder / 'lidas', model, **about)
     growths = [json.dumps(dict(step=n, flops=0, grown=dict(origin=lidas(n, 2)))) for n in (2, 4, 6)]

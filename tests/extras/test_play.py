@@ -38,7 +38,7 @@ def run(tiny, tmp_path):
         p.data += 0.1 * torch.randn_like(p)
     for model, step in ((small, 5), (grown, 9)):
         save_run(tmp_path / 'run', model, config=dict(grow='lidas', grow_block=2),
-                 also_as=f'ckpt-{step}.pt')
+                 names=('ckpt.pt', f'ckpt-{step}.pt'))
     write_growths(tmp_path / 'run', lidas(2, 2))
     return tmp_path / 'run'
 
@@ -60,7 +60,7 @@ def test_stages_that_double_and_a_stage_that_is_missing(tiny, tmp_path):
     run = tmp_path / 'run'
     for model in models:
         save_run(run, model, config=dict(grow='an operator of its own', grow_block=1),
-                 also_as=f'ckpt-{len(model.layers)}.pt')
+                 names=('ckpt.pt', f'ckpt-{len(model.layers)}.pt'))
     [(path, _, copies)] = play.stages_of(run)           # only the log says how it grew
     assert path == run and copies is None
     write_growths(run, double(1, 1), double(2, 1))
