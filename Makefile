@@ -35,7 +35,7 @@ demo: data/toy_deep/train.json data/toy/train.json      # docs/demo.html: LIDAS 
 	test -f out/demo/cut/ckpt.pt || $(PY) -m nanodepth cut out/demo/baseline 2-2-2 --out=out/demo/cut
 	$(PY) train.py config/retrofit.py --init_from=out/demo/cut --out_dir=out/demo/retrofit
 	$(PY) -m nanodepth play out/demo/lidas out/demo/loop out/demo/retrofit --out=docs/demo.html --open=false
-compare_toy: data/toy_deep/train.json data/toy/train.json       # README's toy table anew, of eight seeds or SEEDS=4-7, in out/compare_toy; 70 minutes each
+compare_toy: data/toy_deep/train.json data/toy/train.json       # the toy's tables anew, of eight seeds or SEEDS=4-7, in out/compare_toy; 70 minutes each
 	OMP_NUM_THREADS=1 $(PY) -m nanodepth compare docs/results/compare_toy.py $(if $(SEEDS),--seeds=$(SEEDS))
 gpu_test:                       # what no CPU can say of training: compiled, grown, stopped, recurrent; two minutes
 	$(PYTHON) tests/gpu.py

@@ -241,17 +241,18 @@ class LM(nn.Module):
         rope = self.cos[start:end, None], self.sin[start:end, None]             # (T, 1, hd/2) each
         for item in order:
             if isinstance(item, int):
-                scale = None
-                if self.config.ln_scaling:
-                    # a tensor, because a number would compile a Block for each depth
-                    scale = torch.full((), depth + 1.0, device=x.device).rsqrt().to(x.dtype)
-                x = self.layers[item](x, rope, scale, depth, cache, tap)
+                x = self.layers[item](x, rope, self.scale_at(depth, x), depth, cache, tap)
                 depth += 1
             else:
                 x = item(self, x, depth, cache=cache, tap=tap, r=r, backprop_depth=backprop_depth,
                          generator=generator)
                 depth += len(item.unrolled(r))
         return x                                                                # (B, T, C)
+
+    def scale_at(self, depth, x):
+        "LN-scaling's factor, or None. (As a number it would compile a Block for each depth.)"
+        if self.config.ln_scaling:
+            return torch.full((), depth + 1.0, device=x.device).rsqrt().to(x.dtype)
 
     def hidden(self, tokens, order=None, cache=None, r=None, **how):
         "The stream before the final norm: (B, T) -> (B, T, C)."

@@ -1,16 +1,22 @@
 """Four ideas about depth in one file that needs torch alone: copy it into a notebook.
 
 A model is its layers and an order, such as [0, 1, 1, 2], which says what runs. A loop names a layer
-twice. Growing gives each entry a copy of its own. A recurrent model runs its core as often as told,
-and small steps loop a model that never learned to. `python depth.py` tries each on puzzles: w7 bw
-fb says that w is 7, b stands for w, and f for b, so ?f is 7. A token is a pair without a position,
-and only a question sees others, the statements. So it takes a layer for each alias, and one for the
-value. A model learns one and two aliases before it gets three."""
+twice. Growing gives each entry of such an order a layer of its own, a copy. A retrofit trains a
+core of layers to run as often as you ask. The wrapper takes small steps through layers that never
+learned to loop. `python depth.py` tries each on puzzles, of which a row looks like this:
+
+    w7 bw fb | ?w ?b ?f     w is 7, b stands for w, and f for b, so the answers are 7, 7 and 7:
+                            behind no alias, one alias and two aliases
+
+A pair is one token, without a position. A statement sees only itself, and a question sees all of
+its row's statements. So ?f finds fb in one layer, bw in the next and w7 in a third: each alias
+takes a layer, and one more reads the value. Four such chains stand in a row."""
 import copy
 import torch
 from torch import nn
 
-NAMES, VALUES, QUESTION, MEANINGS = 36, 8, 36, 44   # a pair: a name or ?, then a name or value
+NAMES, VALUES = 36, 8       # The left side of a pair is a name or ?, the right a name or a value.
+QUESTION = NAMES            # Names are 0 to 35. On the left 36 is ?, on the right it begins values.
 
 
 class Block(nn.Module):
@@ -18,132 +24,150 @@ class Block(nn.Module):
     def __init__(self, width):
         super().__init__()
         self.norm, self.qkv = nn.RMSNorm(width), nn.Linear(width, 3 * width)
-        self.out, expand = nn.Linear(width, width), nn.Linear(width, 4 * width)
-        self.mlp = nn.Sequential(nn.RMSNorm(width), expand, nn.GELU(), nn.Linear(4 * width, width))
+        self.out = nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.RMSNorm(width), nn.Linear(width, 4 * width), nn.GELU(),
+                                 nn.Linear(4 * width, width))
 
     def forward(self, x):
         asks = torch.arange(x.shape[1]) >= x.shape[1] // 2      # a row's second half are questions
-        sees = asks[:, None] & ~asks | torch.eye(len(asks), dtype=torch.bool)
-        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, -1, 32)).permute(2, 0, 3, 1, 4)
+        sees = asks[:, None] & ~asks | torch.eye(len(asks), dtype=torch.bool)   # and itself
+        heads = self.qkv(self.norm(x)).unflatten(-1, (3, -1, 32))               # (B, T, 3, H, 32)
+        q, k, v = heads.permute(2, 0, 3, 1, 4)                                  # (B, H, T, 32) each
         y = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=sees)
         x = x + self.out(y.transpose(1, 2).flatten(2))
         return x + self.mlp(x)
 
 
 class LM(nn.Module):
-    def __init__(self, vocab, layers, width, answers=None):
+    def __init__(self, layers, width):
         super().__init__()
-        self.embed = nn.Embedding(vocab, width)
+        # Random vectors that stay as they are: a name only has to be recognized.
+        self.left = nn.Embedding(NAMES + 1, width).requires_grad_(False)
+        self.right = nn.Embedding(NAMES + VALUES, width).requires_grad_(False)
         self.layers = nn.ModuleList(Block(width) for _ in range(layers))
-        self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, answers or vocab, bias=False)
+        self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, VALUES, bias=False)
+        self.order = list(range(layers))
+
+    def embed(self, tokens):
+        return self.left(tokens[..., 0]) + self.right(tokens[..., 1])
 
     def run(self, x, order):
-        for i in order:
-            x = self.layers[i](x)
+        for item in order:
+            x = self.layers[item](x) if isinstance(item, int) else item(self, x)
         return x
 
-    def forward(self, tokens, order=None):
-        return self.head(self.norm(self.run(self.embed(tokens), order or range(len(self.layers)))))
+    def forward(self, tokens):
+        "Pairs (B, T, 2) to the scores of each value for each question (B, T / 2, VALUES)."
+        x = self.run(self.embed(tokens), self.order)
+        return self.head(self.norm(x))[:, tokens.shape[1] // 2:]
 
 
 def untie(model, order):
-    "Grow: a model whose layer i is its own copy of layer order[i]. It computes model(x, order)."
+    "Grow: layer i of the new model is a copy of layer order[i]. It computes what the loop does."
     new = copy.deepcopy(model)
     new.layers = nn.ModuleList(copy.deepcopy(model.layers[i]) for i in order)
+    new.order = list(range(len(order)))
     return new
 
 
-class Recurrent(nn.Module):
-    "Retrofit: prelude, r times the core, coda. (In retrofit.py s begins as noise, times zeros.)"
-    def __init__(self, model, prelude, core, coda):
-        super().__init__()
-        self.model, self.prelude, self.core, self.coda = model, prelude, core, coda
-        C = model.embed.embedding_dim
-        self.adapter = nn.Linear(2 * C, C, bias=False)
-        self.adapter.weight.data = torch.eye(C).repeat(1, 2)
+class Core:
+    """Retrofit: an item of an order, whose own items run r times. Before each run the stream e, as
+    it came in, is mixed into the state s: here by a sum, which is inject='add' of retrofit.py."""
+    def __init__(self, items, r):
+        self.items, self.r = items, r
 
-    def forward(self, tokens, r, state=None):
-        e = self.model.run(self.model.embed(tokens), self.prelude)
-        s = torch.zeros_like(e) if state is None else state
-        for _ in range(r):
-            s = self.model.run(self.adapter(torch.cat((s, e), dim=-1)), self.core)
-        return self.model.head(self.model.norm(self.model.run(s, self.coda)))
+    def __call__(self, model, e):
+        s = torch.zeros_like(e)
+        for _ in range(self.r):
+            s = model.run(s + e, self.items)
+        return s
 
 
-def looped(model, tokens, a, b, K, beta=0.5):
-    "Layers a to b of a frozen model in K steps of length 1/K, then back towards the plain output."
-    x = model.run(model.embed(tokens), range(a))
-    plain = model.run(x, range(a, b + 1))
-    for _ in range(K):
-        x = x + (model.run(x, range(a, b + 1)) - x) / K
-    x = beta * plain + (1 - beta) * x
-    return model.head(model.norm(model.run(x, range(b + 1, len(model.layers)))))
+class Window:
+    "The wrapper: its items in K steps of length 1/K, then back towards the plain output."
+    def __init__(self, items, K, beta=0.5):
+        self.items, self.K, self.beta = items, K, beta
+
+    def __call__(self, model, x):
+        plain = model.run(x, self.items)
+        x = x + (plain - x) / self.K
+        for _ in range(self.K - 1):
+            x = x + (model.run(x, self.items) - x) / self.K
+        return self.beta * plain + (1 - self.beta) * x
+
+
+def puzzle(aliases):
+    "A row: statements and questions of four chains of names, each chain with a value, and answers."
+    names, values = torch.randperm(NAMES).tolist(), torch.randperm(VALUES).tolist()
+    statements, questions, answers = [], [], []
+    for value in values[:4]:
+        meaning = NAMES + value                                 # the first name of a chain has it
+        for _ in range(aliases + 1):
+            name = names.pop()
+            statements.append((name, meaning))
+            questions.append((QUESTION, name))
+            answers.append(value)
+            meaning = name                                      # the next one stands for this one
+    return statements + questions, answers
 
 
 def puzzles(rows, aliases):
-    "Four names have values, each later one stands for the fourth before it, and all are asked for."
-    names = torch.rand(rows, NAMES).argsort(dim=1)[:, :4 * aliases + 4]
-    values = torch.rand(rows, VALUES).argsort(dim=1)[:, :4]
-    statements = MEANINGS * names + torch.cat((NAMES + values, names[:, :-4]), dim=1)
-    return torch.cat((statements, MEANINGS * QUESTION + names), 1), values.repeat(1, aliases + 1)
-
-
-def guesser(tokens):
-    "Question i asks for the name of statement i. It copies that one's value, else takes any value."
-    given = tokens[:, :NAMES, None] % MEANINGS == NAMES + torch.arange(VALUES)
-    return 2.0 * given + given.any(dim=1, keepdim=True)
+    "(tokens (rows, T, 2), answers (rows, T / 2))"
+    tokens, answers = zip(*(puzzle(aliases) for _ in range(rows)))
+    return torch.tensor(tokens), torch.tensor(answers)
 
 
 def train(model, steps, tasks, rate=4e-3):
-    "Each step draws one of the tasks: the most aliases, and what else the model is told."
+    "Each step draws a task: (how many aliases, the order that runs)."
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0)
     for step in range(steps):
-        optimizer.param_groups[0]['lr'] = rate * min(1, (step + 1) / 50, 3 * (1 - step / steps))
-        aliases, told = tasks[int(torch.randint(len(tasks), ()))]
+        rise, fall = (step + 1) / 50, 3 * (1 - step / steps)    # over 50 steps; the last third
+        optimizer.param_groups[0]['lr'] = rate * min(rise, 1, fall)
+        aliases, model.order = tasks[torch.randint(len(tasks), ())]
         tokens, answers = puzzles(32, aliases)
-        logits = model(tokens, **told)[:, answers.shape[1]:]
-        nn.functional.cross_entropy(logits.flatten(0, 1), answers.flatten()).backward()
+        nn.functional.cross_entropy(model(tokens).flatten(0, 1), answers.flatten()).backward()
         optimizer.step()
         optimizer.zero_grad()
 
 
 @torch.no_grad()
-def show(what, model, **told):
-    "Print the share of right answers, of 1,024 for each number of aliases. A tie counts in part."
+def show(what, model, order):
+    "Print the share of right answers, of 1,024 for each number of aliases."
+    model.order = order
     tokens, answers = puzzles(256, aliases=8)
-    scores = model(tokens, **told)[:, -NAMES:]
-    right = (1e6 * scores).softmax(-1).gather(-1, answers[..., None])       # of the best score
-    shares = right.view(256, 9, 4).mean((0, 2))
+    right = model(tokens).argmax(-1) == answers                 # (256, 36): four chains of nine
+    shares = right.view(256, 4, 9).float().mean((0, 1))
     print(f'{what:41}', *(f'{share:4.0%}' for share in shares), flush=True)
 
 
 def main(steps=600, seed=0):
     torch.manual_seed(seed)
-    show('chance, 0 to 8 aliases (wait 2 minutes)', guesser)
-    tokens, order = puzzles(8, aliases=8)[0], [0, 1, 1, 2]
-    small = LM(MEANINGS * (QUESTION + 1), layers=3, width=64, answers=VALUES)
-    sides = torch.randn(QUESTION + 1, 1, 64) + torch.randn(MEANINGS, 64)
-    small.embed.weight = nn.Parameter(sides.flatten(0, 1), requires_grad=False)     # as drawn
-    train(small, steps, [(1, {}), (2, {})])
-    show('three layers', small)
-    loop, grown = copy.deepcopy(small), untie(small, order)
-    print('growing is untied looping:', torch.equal(grown(tokens), small(tokens, order)))
-    for what, model, told in (('  trained on, with three aliases too', small, {}),
-                              ('  trained on so, with layer 1 twice', loop, dict(order=order)),
-                              ('  trained on so, grown to four layers', grown, {})):
-        train(model, 2 * steps // 5, [(1, told), (2, told), (3, told)])
-        show(what, model, **told)
-    show('that one, with layer 1 twice, untrained', grown, order=[0, 1, 1, 2, 3])
-    show('  with layers 1 and 2 twice', grown, order=[0, 1, 2, 1, 2, 3])
-    show('  in two half steps', lambda t: looped(grown, t, 1, 2, K=2, beta=0))
-    show('  in those, and half of the way back', lambda t: looped(grown, t, 1, 2, K=2))
-    print('K = 1 is plain:', torch.allclose(looped(grown, tokens, 1, 2, 1), grown(tokens), 0, 1e-4))
-    core = Recurrent(copy.deepcopy(grown), prelude=[0], core=[1], coda=[2, 3])
-    print('a core run once, untrained, is its parent:', torch.equal(core(tokens, 1), grown(tokens)))
-    train(core, 3 * steps // 5, [(r + 2, dict(r=r)) for r in (1, 2, 3, 4)], rate=2e-3)
+    print(f'{"right, by aliases (a guess: 25%)":41}', *(f'{n:4}' for n in range(9)), flush=True)
+    plain, longer = [0, 1, 2], [0, 1, 1, 2]
+    small = LM(layers=3, width=64)
+    train(small, steps, [(1, plain), (2, plain)])
+    show('three layers', small, plain)
+    loop, grown = copy.deepcopy(small), untie(small, longer)
+    loop.order = longer
+    tokens, _ = puzzles(8, aliases=8)
+    print('growing is untied looping:', torch.equal(grown(tokens), loop(tokens)))
+    for what, model in (('  trained on, with three aliases too', small),
+                        ('  trained on so, layer 1 twice: a loop', loop),
+                        ('  trained on so, grown to four layers', grown)):
+        order = model.order
+        train(model, 2 * steps // 5, [(1, order), (2, order), (3, order)])
+        show(what, model, order)
+    show('the grown one, layer 1 twice, untrained', grown, [0, 1, 1, 2, 3])
+    show('  layers 1 and 2 twice', grown, [0, 1, 2, 1, 2, 3])
+    show('  wrapped: those in two half steps', grown, [0, Window([1, 2], K=2, beta=0), 3])
+    show('  wrapped: and then halfway back', grown, [0, Window([1, 2], K=2), 3])
+    grown.order = [0, 1, 2, 3]
+    core = copy.deepcopy(grown)
+    core.order = [0, Core([1], r=1), 2, 3]
+    print('a core that runs once is its parent:', torch.equal(core(tokens), grown(tokens)))
+    train(core, 3 * steps // 5, [(r + 2, [0, Core([1], r), 2, 3]) for r in (1, 2, 3, 4)], 2e-3)
     for r in (1, 2, 3, 4, 6):
-        show(f'retrofitted, r = {r}', core, r=r)
-    print('Not shown: growing better than the loop, or small steps that clearly gain an alias.')
+        show(f'retrofitted, r = {r}', core, [0, Core([1], r), 2, 3])
 
 
 if __name__ == '__main__':

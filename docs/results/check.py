@@ -16,7 +16,7 @@ from nanodepth.report.tables import mean, read_rows, where
 ROOT = Path(__file__).resolve().parents[2]
 UNITS = dict(flops=(1e-12, 1), parameters=(1e-6, 2))        # a factor, and digits behind the point
 SHARES = 'copy', 'overlap', 'screened', 'change'         # in %, and all that ends with `right`
-TEXTS = 'README.md', 'docs/COURSE.md', 'docs/RESULTS.md', 'docs/ATLAS.md'
+TEXTS = 'README.md', 'docs/COURSE.md', 'docs/RESULTS.md'
 SHARED = 'task', 'measure', 'group', 'best'
 DIGITS = 3, 1             # behind the point: of nats and layers, of points
 HOLE = re.compile(r'\{(?:[^{}]|\{[^{}]*\})*\}')
@@ -85,8 +85,6 @@ def spelled(c, digits, sign='', mark=''):
 
 def ours(claim, c, rows):
     "What was measured, in words, without the task that both sides share."
-    if not c.n:
-        return 'not measured yet'
     digits, before = DIGITS[claim['unit'] == 'points'], dict(added='+', layer='layer ')
     a, b = (' '.join(f'{before.get(key, "")}{v}' for key, v in claim[side].items()
                      if (key, v) != ('way', 'ordinary')
@@ -102,22 +100,21 @@ def ours(claim, c, rows):
 
 
 def claims_table(outcomes, tables):
-    lines = ['| claim | paper | ours | seeds | p | by signs | verdict |', '|' + '---|' * 7]
+    if not any(c.n for _, c, _, _ in outcomes):
+        rows = [f'| {claim["claim"]} | {claim["paper"]} |' for claim, *_ in outcomes]
+        return ['| not measured yet | paper |', '|---|---|', *rows]
+    lines = ['| claim | paper | ours (seeds) | verdict, p |', '|' + '---|' * 4]
     for claim, c, said, p in outcomes:
-        ps = f'{p:.2g} | {c.p_signs:.2g}' if p != '' and c.known else ' | '
-        lines.append(f'| {claim["claim"]} | {claim["paper"]} | '
-                     f'{ours(claim, c, tables[claim["table"]])} | {c.n} | {ps} | {said} |')
+        said += f', {p:.2g}' if p != '' and c.known else ''
+        text = ours(claim, c, tables[claim['table']])
+        lines.append(f'| {claim["claim"]} | {claim["paper"]} | {text} ({c.n}) | {said} |')
     return lines
 
 
-def number(at, rows, claims):
-    """What a hole says: {claim = 'NAME'} how far its sides are apart, {verdict = 'NAME'}, or
-    {measure = 'loss', run = 'lidas', ...} a mean and its interval over the rows that these words
-    describe. With `less` they are compared with others, with `share_of` a part of them."""
-    if 'measure' not in at:
-        [[kind, name]] = at.items()
-        claim, c, said, _ = claims[name]
-        return said if kind == 'verdict' else spelled(c, DIGITS[claim['unit'] == 'points'], '+')
+def number(at, rows):
+    """What a hole says: of {measure = 'loss', run = 'lidas', ...} the mean and its interval over
+    the rows that these words describe. With `less` they are compared with others, with `share_of` a
+    part of them, and with `round` a whole number."""
     measure = at.pop('measure')
     less, whole, rounds = (at.pop(key, None) for key in ('less', 'share_of', 'round'))
     values = values_of(rows, at, measure)
@@ -138,14 +135,13 @@ def all_tables(folder=ROOT / 'docs/results'):
     spec = tomllib.loads((folder / 'claims.toml').read_text(encoding='utf-8'))
     claims, written = spec.get('claim', []), spec.get('written', [])
     rows = {each['table']: read_rows(folder / f'{each["table"]}.csv') for each in claims + written}
-    tables, named = {}, {}
+    tables = {}
     for section in dict.fromkeys(claim['section'] for claim in claims):
         outcomes = judged([claim for claim in claims if claim['section'] == section], rows)
-        named |= {outcome[0].get('name'): outcome for outcome in outcomes}
         tables[section] = claims_table(outcomes, rows)
     for each in written:
         def fill(hole):
-            return number(tomllib.loads(f'at = {hole[0]}')['at'], rows[each['table']], named)
+            return number(tomllib.loads(f'at = {hole[0]}')['at'], rows[each['table']])
         head, *lines = ('| ' + ' | '.join(line) + ' |' for line in [each['head'], *each['lines']])
         tables[each['name']] = [head, '|' + '---|' * len(each['head']),
                                 *(HOLE.sub(fill, line) for line in lines)]

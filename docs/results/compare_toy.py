@@ -1,4 +1,4 @@
-"""README's toy table: ten models with eight seeds, what each is asked, and the probes of growing.
+"""The toy's tables: ten models with eight seeds, what each is asked, and the probes of growing.
 
 nanodepth compare docs/results/compare_toy.py --seeds=4-7: 70 minutes a seed on one thread, in
 out/compare_toy. The rows of the first four seeds are those of docs/results/table.
