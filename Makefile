@@ -52,6 +52,7 @@ data/evals/questions/piqa.jsonl: data/evals/questions/prepare.py | .venv/tests
 
 data/pydoc/train.json: out/smollm2/config.json     # Python's language reference, which is on every machine: seconds
 	$(PY) -c "import pydoc_data.topics as t; print(*t.topics.values(), sep='\n\n')" > out/smollm2/pydoc.txt
+	rm -rf data/pydoc
 	$(PY) data/text/prepare.py out/smollm2/pydoc.txt --tokenizer=out/smollm2 --out=data/pydoc
 
 # ---- the tests

@@ -29,7 +29,7 @@ from families import tiny as family  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
 from nanodepth.__main__ import main as nanodepth  # noqa: E402
-from nanodepth.text.loader import write_dataset  # noqa: E402
+from nanodepth.text.tokens import write_dataset  # noqa: E402
 from nanodepth.text.tokenizer import write_tokenizer  # noqa: E402
 from nanodepth.commands.cost import planned  # noqa: E402
 from nanodepth.model import LM, ModelConfig  # noqa: E402

@@ -30,7 +30,7 @@ from nanodepth.report.contrasts import (Contrast, beside, difference, in_words, 
 from nanodepth.report.tables import read_rows, where
 from nanodepth.scoring.scores import Asked, Subject
 from nanodepth.scoring.way import Way
-from nanodepth.text.loader import write_dataset
+from nanodepth.text.tokens import write_dataset
 from nanodepth.train import Config, Loader
 
 SMALL = ('--n_embd=16 --n_head=2 --head_dim=8 --context=96 --batch_size=2 --steps=24 '

@@ -3,8 +3,8 @@
 Promised: tokenizers encode as their reference does; an epoch is a permutation, ranks share out the
 batch of one, a mixture is exact in every period; a mask and the kinds of answers by a slow form;
 damaged data is named. Every question of depth d takes d + 1 looks and no fewer; the toy data and
-text hold what they say, and no split shares a document. A corpus is the same bytes whatever the
-number of processes, a kill, a full disk or a lost shard.
+text hold what they say, and no split shares a document. A dataset is the same bytes whatever the
+number of processes, and after a kill.
 """
 import hashlib
 import json
@@ -12,8 +12,8 @@ import math
 import multiprocessing
 import random
 import re
-import resource
 import runpy
+import shutil
 import string
 import sys
 import time
@@ -30,8 +30,7 @@ from conftest import BEGUN, bpe, byte_level_bpe, ROOT, save_run, write_noise
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands.train import open_parent
-from nanodepth.common import files
-from nanodepth.common.errors import refusals, Refused
+from nanodepth.common.errors import Refused
 from nanodepth.models.checkpoint import load_model, state_of
 from nanodepth.models.hf import save_hf
 from nanodepth.retrofit import seed_for
@@ -39,11 +38,11 @@ from nanodepth.scoring import scores as scoring
 from nanodepth.scoring.measure import answers, measure
 from nanodepth.scoring.scores import Asked, open_data, Subject
 from nanodepth.scoring.way import Way
-from nanodepth.text import corpus, primitives, tokenizer as tokenizer_file
-from nanodepth.text.corpus import number
-from nanodepth.text.loader import Rows, write_dataset
+from nanodepth.text import primitives, tokenizer as tokenizer_file, tokens as tokens_file
+from nanodepth.text.loader import Rows
 from nanodepth.text.primitives import Example, few_shot, TASKS, TOY_TASKS
 from nanodepth.text.tokenizer import get_tokenizer
+from nanodepth.text.tokens import number, write_dataset
 from nanodepth.train import permute, train, validate
 
 # ------------------------------------------------------------------ tokenizers
@@ -169,34 +168,6 @@ def make(folder, n, start=0, **kw):
     return folder
 
 
-def test_an_epoch_visits_every_window_once(tmp_path):
-    folder = make(tmp_path / 'd', 8 * 60 + 1)
-    loader = Rows(folder, 6, 8, 'train', seed=3)
-    epochs = []
-    for epoch in range(2):
-        rows = torch.cat([loader.batch(epoch * 10 + step)[0] for step in range(10)])
-        assert sorted(rows[:, 0].tolist()) == sorted(i * 8 % 250 for i in range(60))
-        epochs.append(rows[:, 0].tolist())
-    assert epochs[0] != epochs[1]
-    tokens, targets, _ = loader.batch(4)
-    assert tokens.shape == targets.shape == (6, 8) and tokens.dtype == torch.int64
-    assert torch.equal(targets, (tokens + 1) % 250)
-    assert torch.equal(loader.batch(4)[0], tokens) and not torch.equal(loader.batch(5)[0], tokens)
-    assert not torch.equal(Rows(folder, 6, 8, 'train', seed=4).batch(4)[0], tokens)
-
-
-def test_ranks_share_out_the_batch_of_one(tmp_path, monkeypatch):
-    folder = make(tmp_path / 'd', 2000)
-    whole = Rows(folder, 8, 8, 'train')
-    for size in (2, 4):
-        parts = []
-        for rank in range(size):
-            as_torchrun_says(monkeypatch, rank, size)
-            parts.append(Rows(folder, 8, 8, 'train'))
-        for step in (0, 7):
-            assert torch.equal(torch.cat([p.batch(step)[0] for p in parts]), whole.batch(step)[0])
-
-
 def test_a_mixture_is_exact_in_every_period_and_each_part_is_gone_through_in_turn(tmp_path):
     for name, n in (('a', 8 * 900 + 1), ('b', 8 * 300 + 1), ('c', 8 * 50 + 1)):
         make(tmp_path / name, n)
@@ -251,16 +222,6 @@ def test_a_dry_run_checks_the_checksums(data, capsys):
     with pytest.raises(SystemExit):
         nanodepth('train', line)
     assert 'val_000.bin is not what was written' in capsys.readouterr().err
-
-
-def test_large_vocabularies_take_four_bytes(tmp_path, monkeypatch):
-    class Big:
-        n_vocab = 100_000
-        encode = staticmethod(lambda text, allowed_special: [70_000])
-    monkeypatch.setattr(tokenizer_file, 'get_tokenizer', lambda name: Big)
-    write_dataset(tmp_path, 'train', 'big', np.arange(70_000, 70_050))
-    assert json.loads((tmp_path / 'train.json').read_text())['dtype'] == 'uint32'
-    assert windows(Rows(tmp_path, 1, 8, 'train'), [1])[0, 0, 0] == 70_008
 
 
 # ------------------------------------------------------------------ validation
@@ -561,11 +522,12 @@ def shards_of(folder, split):
     return [dataset.shard(s)['.bin'] for s in range(len(dataset.about['shards']))]
 
 
-@pytest.mark.parametrize('text', ['', 'aä東🙂\r\n', 'a<|endoftext|>b<|endoftext|>', 'half \ud83d'])
+@pytest.mark.parametrize('text', ['', 'aä東🙂\r\n', 'a<|endoftext|>b<|endoftext|>'])
 def test_bytes_at_once_are_what_the_tokenizer_says(text):
-    array = tokenizer_file.encode_as_array(BYTES, text)
+    array = tokenizer_file.encode_as_array(BYTES, text, special=True)
     assert array.dtype == 'uint16'
     assert array.tolist() == BYTES.encode(text, allowed_special='all')
+    assert tokenizer_file.encode_as_array(BYTES, text, special=False).tolist() == [*text.encode()]
 
 
 def test_a_folder_of_documents_of_every_kind(tmp_path):
@@ -591,12 +553,11 @@ def test_a_folder_of_documents_of_every_kind(tmp_path):
 def test_a_mixture_by_an_option(tmp_path):
     (tmp_path / 'a.txt').write_text('one text, and more of it.\n\n' * 900)
     command = [str(tmp_path / 'a.txt'), f'--out={tmp_path / "both/text"}']
-    with pytest.raises(Refused, match='there is no dataset at'):
-        text_script['main']([*command, '--mix=puzzles:0.1'])
-    toy['main'](['--documents=50', '--text=0', f'--out={tmp_path / "both/puzzles"}'])
-    for wrong, said in (('puzzles', 'a folder and a share'), ('puzzles:1', 'from 0.001 to 0.999')):
+    for wrong, said in (('puzzles:0.1', 'there is no dataset at'), ('puzzles', 'and a share'),
+                        ('puzzles:10', 'between 0 and 1')):
         with pytest.raises(Refused, match=said):
             text_script['main']([*command, f'--mix={wrong}'])
+    toy['main'](['--documents=50', '--text=0', f'--out={tmp_path / "both/puzzles"}'])
     text_script['main']([*command, '--mix=puzzles:0.1'])
     loader = Rows(tmp_path / 'both', 4, 64, 'train')
     assert [each.folder.name for each in loader.datasets] == ['text', 'puzzles']
@@ -611,46 +572,54 @@ def test_a_mixture_by_an_option(tmp_path):
     (dict(text='assistant: <think>well</think> 4'), None),
     (dict(text='assistant: 4', generator='DeepSeek-R1'), None)])
 def test_role_tags_and_reasoning_traces(row, found):
-    assert text_script['chat'](row, 'text') == found
+    assert tokens_file.chat(row, 'text') == found
 
 
-def test_a_folder_that_is_read_a_file_at_a_time(tmp_path):
-    folder, out = tmp_path / 'mine', tmp_path / 'out'
-    folder.mkdir()
-    rows = [f'row {i} of mine' for i in range(900)]
-    (folder / '.ipynb_checkpoints').mkdir()
-    (folder / '.ipynb_checkpoints/0.jsonl').write_text('{"text": "hidden, so not read"}')
-    for part in range(3):
-        (folder / f'{part} [a].jsonl').write_text('\n'.join(
-            json.dumps(dict(text=row)) for row in rows[part::3]))
-    command = [str(folder), '--tokens=1M', '--workers=1', f'--out={out}']
+def test_a_folder_of_code_is_read_by_the_endings_that_say_text(tmp_path, capsys):
+    for name in ('.git/a.py', '__pycache__/b.pyc', 'deep/c.py', 'd.md', 'e.png', 'f.json', 'NOTE'):
+        path = tmp_path / 'code' / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        is_text = path.suffix in ('.py', '.md')
+        path.write_bytes(f'a text{name}'.encode() if is_text else b'\xff\x00')
+    for name, why in (('e.png', 'is not text in UTF-8'), ('d.md', '0 documents to train on')):
+        with pytest.raises(Refused, match=why):         # and it may be begun otherwise
+            text_script['main']([str(tmp_path / 'code' / name), f'--out={tmp_path / "d"}'])
+    text_script['main']([str(tmp_path / 'code'), f'--out={tmp_path / "d"}'])
+    said = capsys.readouterr().out
+    assert all(f'1 of {ending}' in said for ending in ('.pyc', '.png', '.json', 'no ending'))
+    assert [text_of(tmp_path / 'd', split) for split in ('val', 'train')] == [
+        'a textd.md', 'a textdeep/c.py']
+
+
+@pytest.mark.parametrize('workers', [1, 3])
+def test_much_text_is_read_in_parts_and_goes_on(tmp_path, monkeypatch, workers):
+    "Small files together, as long as they are small: each part is a shard, whole or not at all."
+    monkeypatch.setattr(tokens_file, 'PART', 70_000)
+    monkeypatch.setattr(tokens_file, 'ProcessPoolExecutor', lambda n, *_: ThreadPoolExecutor(n))
+    (tmp_path / 'mine').mkdir()
+    rows = [f'row {i} of mine' for i in range(9000)]
+    for part in range(9):
+        (tmp_path / f'mine/{part} [a].jsonl').write_text('\n'.join(
+            json.dumps(dict(text=row)) for row in rows[part::9]))
+    command = [str(tmp_path / 'mine'), f'--out={tmp_path / "d"}', f'--workers={workers}']
     text_script['main'](command)
-    dataset = Rows(out, 1, 8).datasets[0].folder
-    said = text_of(dataset, 'train') + text_of(dataset, 'val')
-    assert len(said) == len(''.join(rows)) and all(row in said for row in rows)
-    whole = contents(out)
-    for break_it in (lambda: (dataset / 'val.json').unlink(),           # repeated, it is mended
-                     lambda: (dataset / 'train_00001.bin').write_bytes(b'?' * 9),
-                     lambda: (dataset / 'val.bin').unlink()):
-        break_it()
+    shards = [shards_of(tmp_path / 'd', split) for split in ('train', 'val')]
+    assert [*map(len, shards)] == [5, 1]
+    for validates, name in ((False, 'train'), (True, 'val')):   # copies stay together
+        assert sorted(text_of(tmp_path / 'd', name).split('row ')[1:]) == sorted(
+            row[4:] for row in rows if tokens_file.for_validation(row, 200) == validates)
+    whole, first = contents(tmp_path / 'd'), tmp_path / 'd/train_00000.bin'
+    before = first.stat().st_mtime_ns
+    for missing in (['part_00003.json'], [f'part_0000{i}.json' for i in range(5)]):     # by a kill
+        for name in ('train.json', *missing):
+            (tmp_path / 'd' / name).unlink()
         text_script['main'](command)
-        assert contents(out) == whole
-    (dataset / 'plan.json').unlink()
-    with pytest.raises(Refused, match='holds shards and no plan.json'):
-        text_script['main'](command)
-    (tmp_path / 'run').mkdir()
-    (tmp_path / 'run/ckpt.pt').touch()
-    with pytest.raises(Refused, match='holds a run'):
-        text_script['main']([*command[:-1], f'--out={tmp_path / "run"}'])
-    (tmp_path / 'another').mkdir()
-    (tmp_path / 'another/a.jsonl').write_text('{"text": "of another source"}')
-    with pytest.raises(Refused, match='holds a mixture of mine: choose another'):
-        text_script['main']([str(tmp_path / 'another'), *command[1:]])
-    with pytest.raises(Refused, match='holds a mixture of datasets'):
-        text_script['main']([str(folder), f'--out={out}'])
-    for wrong in ([command[0], *command[2:]], [*command, 'more'], [*command, '--column=words']):
-        with pytest.raises(Refused, match='--workers is for one folder'):
-            text_script['main'](wrong)
+        assert contents(tmp_path / 'd') == whole
+        assert (first.stat().st_mtime_ns == before) == (len(missing) == 1)
+    (tmp_path / 'mine/0 [a].jsonl').write_text('{"text": "another"}')
+    for more, why in (([], 'begun with other files'), (['--chat'], 'with read=text, not chat')):
+        with pytest.raises(Refused, match=why):
+            text_script['main']([*command, *more])
 
 
 def test_one_file_is_cut(tmp_path):
@@ -662,7 +631,7 @@ def test_one_file_is_cut(tmp_path):
     few = [sum(map(len, shards_of(tmp_path / 'few', split))) for split in ('train', 'val')]
     assert 20_000 <= sum(few) < 23_000 < sum(both)      # to the end of a document
     assert both[1] > 1000 and sum(both) > len(text)     # a beginning for each document, too
-    assert ''.join(text_script['cut'](text)).strip() == text.strip()
+    assert ''.join(tokens_file.cut(text)).strip() == text.strip()
 
 
 # --------------------------------------------------------------------------------------- a corpus
@@ -703,30 +672,29 @@ def command(source, out, *more):
 
 
 def prepare(argv):
-    "data/smollm/prepare.py in this process, its files read by threads."
+    "data/smollm/prepare.py."
     sources = runpy.run_path(str(ROOT / 'data/smollm/prepare.py'))['SMOLLM']
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(corpus, 'ProcessPoolExecutor', lambda n, *_: ThreadPoolExecutor(n))
-        corpus.prepare({'smollm': sources}, '', argv, out=None)
+    tokens_file.prepare({'smollm': sources}, argv)
 
 
 def prepare_by_processes(argv):
-    "The same by processes, which are forked here: begun anew each takes seconds."
+    "Processes are forked here: begun anew each takes seconds."
     fork = multiprocessing.get_context('fork')
     multiprocessing.get_context = lambda kind: fork
-    sources = runpy.run_path(str(ROOT / 'data/smollm/prepare.py'))['SMOLLM']
-    corpus.prepare({'smollm': sources}, '', argv)
-
-
-def prepare_on_a_small_disk(argv, limit):
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    with refusals('prepare.py'):
-        prepare(argv)
+    prepare(argv)
 
 
 def contents(out):
-    return {str(p.relative_to(out)): p.read_bytes() for p in sorted(out.rglob('*')) if p.is_file()
-            and p.name not in ('lock',)}
+    """What the JSON files say and name. Other shards may be there: of parts that were begun at once
+    with the last one that was needed."""
+    read = {}
+    for about in [*out.rglob('train.json'), *out.rglob('val.json'), *out.glob('mixture.json')]:
+        read[str(about.relative_to(out))] = about.read_bytes()
+        for shard in json.loads(about.read_text()).get('shards', ()):
+            for end in shard['sha256']:
+                path = (about.parent / shard['file']).with_suffix(end)
+                read[str(path.relative_to(out))] = path.read_bytes()
+    return read
 
 
 @pytest.fixture(scope='module')
@@ -745,7 +713,7 @@ def test_shares_are_exact_and_every_document_is_there_once(source, made):
         assert json.loads((made / name / 'train.json').read_text())['tokens'] == sum(sizes)
         # validation is one shard, so that windows of any length fit
         val = json.loads((made / name / 'val.json').read_text())
-        assert [shard['file'] for shard in val['shards']] == ['val.bin']
+        assert [shard['file'] for shard in val['shards']] == ['val_000.bin']
         # whole files, and as few as will do
         assert sum(sizes[:-1]) < round(500_000 * share) <= sum(sizes)
     # What is read back, split at the documents' beginnings, is a subset of the source's texts, each
@@ -777,34 +745,21 @@ def test_neither_processes_nor_being_killed_change_a_byte(source, made, tmp_path
     assert after.exitcode == 0 and contents(tmp_path) == contents(made)
 
 
-def test_after_a_full_disk_and_without_a_shard_it_goes_on_to_some_tokens_and_to_more(
-        source, made, tmp_path):
-    full = BEGUN.Process(target=prepare_on_a_small_disk, args=(command(source, tmp_path), 50_000))
-    full.start()
-    full.join()
-    assert full.exitcode == 2
-    assert not list(tmp_path.rglob('*.tmp')) and not list(tmp_path.rglob('train.json'))
+def test_a_mixture_goes_on_to_more_tokens_and_is_left_as_it_is(source, made, tmp_path):
     for tokens in ('100K', '500K'):
-        prepare(command(source, tmp_path, f'--tokens={tokens}'))
+        prepare(command(source, tmp_path, f'--tokens={tokens}', '--workers=1'))
         meta = json.loads((tmp_path / 'cosmopedia/train.json').read_text())
         assert 0.15 * number(tokens) <= meta['tokens'] == sum(s['tokens'] for s in meta['shards'])
-        (tmp_path / 'fineweb_edu/train_00000.bin').unlink()
-    shard = tmp_path / 'fineweb_edu/train_00001.bin'
-    shard.write_bytes(shard.read_bytes()[:-100])
-    prepare(command(source, tmp_path))
     assert contents(tmp_path) == contents(made)
-
-
-def test_a_mixture_that_is_there_is_left_as_it_is(source, made, tmp_path):
-    before = contents(made)
-    (tmp_path / 'fineweb_edu').mkdir()
-    write(tmp_path / 'fineweb_edu/train.jsonl', ['other'])
-    with pytest.raises(Refused, match='was begun with repo='):
-        prepare(command(tmp_path, made))
-    with pytest.raises(Refused, match='was begun with val_every=50, not 7'):
-        prepare([*command(source, made), '--val_every=7'])
-    prepare([*command(source, made), '--tokens=1K'])        # it has them already
-    assert contents(made) == before
+    for more, why in ((['--val_every=7'], 'begun with val_every=50, not 7'),
+                      ([f'--source={shutil.copytree(source, tmp_path / "src")}'],
+                       'begun with source=')):
+        with pytest.raises(Refused, match=why):
+            prepare(command(source, made, *more))
+    (tmp_path / 'mixture.json').write_text('{"another": 1}')
+    with pytest.raises(Refused, match='holds mixture.json of something else'):
+        prepare(command(source, tmp_path))
+    assert contents(made)['fineweb_edu/train.json'] == contents(tmp_path)['fineweb_edu/train.json']
 
 
 @pytest.mark.parametrize('changes, error, why', [
@@ -845,16 +800,17 @@ def test_names_of_a_puzzle_are_letters_where_they_suffice_and_aliases_another_ma
 
 def test_which_documents_validate_and_which_files_come_first_is_for_ever(tmp_path):
     "Other hashes would be another split and another sample, without a word."
-    chosen = [i for i in range(60) if corpus.for_validation(f'document {i}', 7)]
+    chosen = [i for i in range(60) if tokens_file.for_validation(f'document {i}', 7)]
     assert chosen == [i for i in range(60) if int.from_bytes(hashlib.blake2b(
         f'document {i}'.encode(), digest_size=8).digest(), 'big') % 7 == 0] and len(chosen) > 3
-    source = corpus.Source('some', 1.0, 'x/y', '*.jsonl')
+    source = tokens_file.Source('some', 1.0, 'x/y', '*.jsonl')
     (tmp_path / 'some').mkdir()
     for name in 'abcde':
         (tmp_path / f'some/{name}.jsonl').write_text('{}')
-    listed = [Path(path).name for path, *_ in corpus.list_files(source, tmp_path)]
-    assert listed == sorted(listed, key=lambda name: hashlib.blake2b(
-        f'some/{name}'.encode()).hexdigest()) != sorted(listed)
+    parts = tokens_file.parts_of_source(source, tmp_path / 'out', tmp_path)
+    names = [Path(path).name for [(path, *_)] in parts]
+    assert names == sorted(names, key=lambda name: hashlib.blake2b(
+        f'some/{name}'.encode()).hexdigest()) != sorted(names)
 
 
 def test_tokenizers_of_one_name_are_told_apart(config, tmp_path, tiny):
@@ -874,39 +830,10 @@ def test_tokenizers_of_one_name_are_told_apart(config, tmp_path, tiny):
     for parent in (run, tmp_path / 'cut', tmp_path / 'hf'):
         with pytest.raises(Refused, match='a model has one tokenizer'):
             train(config('next', init_from=str(parent), data=str(tmp_path / 'two')), open_parent)
-    bpe(tmp_path / 'tok', swapped='abcd')
-    # and it stays another one than that of the run and its data
-    kept = (tmp_path / 'run/tokenizer.json').read_bytes()
-    train(config(data=str(tmp_path / 'one')))           # which has its own
-    assert (tmp_path / 'run/tokenizer.json').read_bytes() == kept
-    (tmp_path / 'run/tokenizer.json').write_bytes((tmp_path / 'tok/tokenizer.json').read_bytes())
-    with pytest.raises(Refused, match='is not the one that it was trained with'):
-        get_tokenizer(run)
-
-
-def test_two_commands_never_write_one_dataset_together(tmp_path, monkeypatch):
-    prepare = runpy.run_path(str(ROOT / 'data/text/prepare.py'))
-    line = [str(tmp_path / 'notes'), f'--out={tmp_path / "out"}']
-
-    def write_notes(letter):
-        (tmp_path / 'notes').mkdir(exist_ok=True)
-        for i in range(20):
-            (tmp_path / 'notes' / f'{i}.txt').write_text(f'{i:03d}' + letter * 100)
-    real = prepare['main'].__globals__['write_dataset']
-
-    def paused(folder, split, *args, **kwargs):
-        real(folder, split, *args, **kwargs)
-        if split == 'train':
-            write_notes('b')
-            held = files.held.copy()
-            files.held.clear()                      # the second command is another process
-            with pytest.raises(Refused, match='another run is at work in'):
-                prepare['main'](line)
-            files.held.update(held)
-    monkeypatch.setitem(prepare['main'].__globals__, 'write_dataset', paused)
-    write_notes('a')
-    prepare['main'](line)
-    assert b'b' not in (tmp_path / 'out/val_000.bin').read_bytes()
+    # a run has its own, whatever stands now where that of its data did
+    kept = get_tokenizer(run).encode('abcd')
+    other = get_tokenizer(bpe(tmp_path / 'tok', swapped='abcd')).encode('abcd')
+    assert get_tokenizer(run).encode('abcd') == kept != other
 
 
 def test_rows_of_others_begin_as_a_text_does(gemma, tiny, tmp_path):
@@ -945,27 +872,21 @@ def test_marks_go_by_name_where_datasets_number_them_otherwise(tmp_path, order, 
     assert counted == wanted and {*counted} == {*loader.kinds}
 
 
-@pytest.mark.parametrize('script', ['text', 'toy'])
-def test_every_prepare_forgets_both_splits_before_it_writes_one(script, tmp_path, monkeypatch):
-    (tmp_path / 't.txt').write_text('\n\n'.join(f'paragraph {i} ' * 40 for i in range(60)))
-    main = runpy.run_path(str(ROOT / f'data/{script}/prepare.py'))['main']
-    line = [*([str(tmp_path / 't.txt')] if script == 'text' else []), f'--out={tmp_path / "d"}',
-            *(['--documents=50', '--text=0'] if script == 'toy' else [])]
+def test_the_toy_forgets_both_splits_before_it_writes_one(tmp_path, monkeypatch):
+    main, line = toy['main'], ['--documents=50', '--text=0', f'--out={tmp_path / "d"}']
     main(line)
     before = {path: path.read_bytes() for path in (tmp_path / 'd').iterdir()}
-    with pytest.raises((Refused, SystemExit), match='another dataset'):
-        main([*line, '--tokenizer=gpt2' if script == 'text' else '--depths=2'])
+    with pytest.raises(SystemExit, match='another dataset'):
+        main([*line, '--depths=2'])
     assert all(path.read_bytes() == raw for path, raw in before.items())
-    writer = dict(text='write_dataset', toy='write')[script]
-    write, calls = main.__globals__[writer], []
+    write, calls = main.__globals__['write'], []
 
     def killed_at_the_second(*args, **more):
         calls.append(args)
         if len(calls) == 2:
             raise KeyboardInterrupt
         write(*args, **more)
-    monkeypatch.setitem(main.__globals__, writer, killed_at_the_second)
+    monkeypatch.setitem(main.__globals__, 'write', killed_at_the_second)
     with pytest.raises(KeyboardInterrupt):
         main(line)
-    first = dict(text='train', toy='val')[script]
-    assert [path.name for path in (tmp_path / 'd').glob('*.json')] == [f'{first}.json']
+    assert [path.name for path in (tmp_path / 'd').glob('*.json')] == ['val.json']

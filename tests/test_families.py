@@ -113,9 +113,10 @@ def test_wrapped_logits_are_those_by_hand_and_no_trace_stays(name, form):
         assert (want - plain.logits).abs().max() > 0.01
         with looped(model, WINDOW, 'rk', 3, 0.5, mode=mode):
             assert torch.allclose(model(t, use_cache=False).logits, want, atol=2e-4)
-            answer = model(t, use_cache=True, output_hidden_states=True)
-            assert torch.allclose(answer.logits, want, atol=2e-4)
-            assert len(answer.hidden_states) == len(plain.hidden_states)
+            assert torch.allclose(model(t, use_cache=True).logits, want, atol=2e-4)
+            for each in ('output_hidden_states', 'output_attentions'):
+                with pytest.raises(Refused, match=f'{each}: a looped layer has one for each'):
+                    copy.deepcopy(model)(t, **{each: True})
             assert ([n for n, _ in model.named_modules()] == names and list(model.state_dict())
                     == state)
     after = model(t, output_hidden_states=True)
@@ -205,6 +206,23 @@ def test_an_order_is_a_run_of_its_layers_by_hand(name, form):
         assert torch.allclose(rest, whole[:, 7:], atol=1e-4)
         1 / 0
     assert torch.equal(model(t, use_cache=False).logits, plain)
+
+
+@families
+def test_an_order_shows_the_stream_after_each_of_its_places(name, form):
+    "Asked for inside an order for the first time, or before: and afterwards it is the model's own."
+    t, order = tokens(), [0, 1, 2, 1, 2, 3]
+    show = lambda model: model(t, use_cache=False, output_hidden_states=True).hidden_states
+    plain, model = show(family(name, form)), family(name, form)
+    for _ in range(2):
+        calls = calls_of(model, t)
+        with in_order(model, order):
+            shown = show(model)
+        assert len(shown) == len(order) + 1
+        for n in range(len(order)):         # the last one is given after the final norm
+            by_hand = through(model, calls, order[:n], calls[0][0][0])
+            assert torch.allclose(shown[n], by_hand, atol=1e-5)
+        assert all(map(torch.equal, show(model), plain))
 
 
 def test_an_order_that_cannot_be():

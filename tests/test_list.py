@@ -274,23 +274,6 @@ def test_a_window_in_another_familys_order(name):
     assert torch.equal(model(tokens).logits, before)
 
 
-@torch.no_grad()
-@pytest.mark.parametrize('name', ['llama', 'gpt2'])
-def test_hidden_states_of_a_looped_model_of_another_family(name):
-    "Within the window those of the model's own pass, behind it those of the loop."
-    model = family(name)
-    plain = model(TOKENS, output_hidden_states=True)
-    with looped(model, (2, 3)):
-        want = model(TOKENS).logits
-        for each in (model, copy.deepcopy(model)):
-            now = each(TOKENS, output_hidden_states=True, use_cache=True)
-            assert torch.equal(now.logits, want)
-            for i in range(4):          # the embedding, and the layers 0 to 2
-                assert torch.equal(now.hidden_states[i], plain.hidden_states[i])
-            assert not torch.equal(now.hidden_states[4], plain.hidden_states[4])
-    assert not model._forward_pre_hooks
-
-
 def test_what_a_core_says_and_is_told(six):
     core = surgery(six, '2-2-2', inject='linear')
     before = core(TOKENS)

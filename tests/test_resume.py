@@ -23,7 +23,8 @@ from nanodepth.common import files
 from nanodepth.model import LM, ModelConfig, Refused
 from nanodepth.models.checkpoint import load_model, stages_of
 from nanodepth.retrofit import seed_for, surgery
-from nanodepth.text.loader import Rows, write_dataset
+from nanodepth.text.loader import Rows
+from nanodepth.text.tokens import write_dataset
 from nanodepth.text.tokenizer import get_tokenizer
 from nanodepth.train import Config, train
 
@@ -348,7 +349,7 @@ def test_data_that_is_made_again_and_killed_is_no_dataset(tmp_path, monkeypatch)
     def killed(path, raw):
         real(path, raw)
         raise KeyboardInterrupt
-    monkeypatch.setattr('nanodepth.text.loader.replace', killed)
+    monkeypatch.setattr('nanodepth.text.tokens.replace', killed)
     with pytest.raises(KeyboardInterrupt):
         write_dataset(tmp_path, 'train', 'bytes', [2] * 40)
     with pytest.raises(FileNotFoundError):
@@ -378,7 +379,7 @@ def test_a_run_keeps_its_tokenizers_file_and_no_older_one(config, tmp_path):
     tokens = get_tokenizer(made).encode('ab')
     (tmp_path / 'tok').rename(tmp_path / 'moved')
     (tmp_path / 'bpe').rename(tmp_path / 'moved/data')
-    assert get_tokenizer(data.out_dir).name == 'run'
+    assert get_tokenizer(data.out_dir).name == 'tokenizer.json'
     train(config(resume=False))
     assert get_tokenizer(data.out_dir).name == 'bytes'
     assert get_tokenizer(tmp_path / 'run.1').encode('ab') == tokens != [97, 98]

@@ -325,16 +325,17 @@ def test_a_stopped_evaluation_goes_on_and_another_model_is_measured_anew(run, tm
 
 
 def test_a_note_is_of_these_files_of_a_checkpoint(run, tmp_path, tiny):
-    "Weights, words, chat template, also where a tokenizer stands elsewhere."
+    "Weights, words, chat template."
     def mark(path):
         return Subject(path, Asked(tasks='toy_copy', device='cpu')).mark()
     other = tmp_path / 'x'
     save_run(other, tiny(vocab_size=257, context=96))
-    (other / 'run.json').write_text(json.dumps(dict(tokenizer=str(run[1]))))
+    write_tokenizer('bytes', other, 96)
     marks = [mark(run[1]), mark(other)]
     assert marks == [mark(run[1]), mark(f'{other}/ckpt.pt')]
     for template in ('y', 'zz'):
-        (run[1] / 'chat_template.jinja').write_text(template)
+        for folder in (run[1], other):
+            (folder / 'chat_template.jinja').write_text(template)
         marks += [mark(run[1]), mark(other)]
     os.utime(run[1] / 'model.safetensors', ns=(0, 0))       # other weights of the same size
     os.utime(other / 'ckpt.pt', ns=(0, 0))

@@ -20,7 +20,8 @@ from nanodepth.loop import parse_loop
 from nanodepth.model import LM, ModelConfig, Refused
 from nanodepth.models.checkpoint import load_model
 from nanodepth.retrofit import recurrence_curriculum, sample_recurrence
-from nanodepth.text.loader import Rows, write_dataset
+from nanodepth.text.loader import Rows
+from nanodepth.text.tokens import write_dataset
 from nanodepth.train import (AHEAD, FREE, Config, Loader, Muon, load, make_optimizers, plan, read,
                              stages, train, validate)
 

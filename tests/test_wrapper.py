@@ -562,14 +562,3 @@ def test_the_default_cache_and_mode_go_by_the_method(six):
         with looped(six, (2, 3), method):
             how = windows_of(six)[0]
             assert (how.mode, how.cache) == (mode, cache)
-
-
-def test_a_pass_that_fills_the_cache_is_counted(six):
-    added = {}
-    for name, how in dict(plain={}, last=dict(cache='last'), layer=dict(mode='layer'),
-                          none=dict(mode='layer', cache='none')).items():
-        handle = patch(six, (2, 3), K=3, **how)
-        added[name] = handle.added
-        assert handle.added_at_once == 4        # where no cache is filled
-        handle.unpatch()
-    assert added == dict(plain=4, last=6, layer=6, none=4)

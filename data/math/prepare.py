@@ -11,7 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))    # a clone needs no install
 from nanodepth import ROOT  # noqa: E402
 from nanodepth.common.errors import refusals  # noqa: E402
-from nanodepth.text.corpus import Source, prepare  # noqa: E402
+from nanodepth.text.tokens import Source, prepare  # noqa: E402
 
 NEMOTRON = Source('nemotron_cc_math', 1.0, 'nvidia/Nemotron-CC-Math-v1', '4plus/*.parquet')
 FINEMATH = Source('finemath', 1.0, 'HuggingFaceTB/finemath', 'finemath-4plus/*.parquet')
@@ -42,4 +42,4 @@ MIXTURES = dict(
 
 if __name__ == '__main__':
     with refusals('prepare.py'):
-        prepare(MIXTURES, __doc__, out=Path('data/math'))
+        prepare(MIXTURES, out=Path('data/math'))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))    # a clone needs no install
 from nanodepth.common.errors import refusals  # noqa: E402
-from nanodepth.text.corpus import Source, prepare  # noqa: E402
+from nanodepth.text.tokens import Source, prepare  # noqa: E402
 
 # "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A. Python-Edu has 4 billion tokens,
 # OpenWebMath 15 and Cosmopedia 28. With a larger budget they are read several times, as the paper
@@ -23,4 +23,4 @@ SMOLLM = [
 
 if __name__ == '__main__':
     with refusals('prepare.py'):
-        prepare({'smollm': SMOLLM}, __doc__, out=Path('data/smollm'))
+        prepare({'smollm': SMOLLM}, out=Path('data/smollm'))

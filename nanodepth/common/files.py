@@ -122,7 +122,7 @@ held = {}           # {a folder that this process holds: its open lock}
 @contextlib.contextmanager
 def claim(folder, wait=False):
     """Hold a folder, because two runs in one would overwrite each other. The lock goes with the
-    process that holds it; its file stays, unless a refusal leaves nothing else there. With `wait`,
+    process that holds it; its file stays, unless it is new and something is refused. With `wait`,
     another process that holds it is waited for."""
     if str(folder) in ('', '.'):        # --out= is no wish to write here
         raise Refused('the folder to write into is empty, or ".": write its name')
@@ -130,7 +130,7 @@ def claim(folder, wait=False):
     if folder in held:
         yield
         return
-    is_new = not folder.exists()
+    is_new = not (folder / 'lock').exists()
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / 'lock', 'a') as file:
         try:
@@ -150,9 +150,10 @@ def claim(folder, wait=False):
         try:
             yield
         except Refused:
-            if is_new and [path.name for path in folder.iterdir()] == ['lock']:
+            if is_new:
                 (folder / 'lock').unlink()
-                folder.rmdir()
+                with contextlib.suppress(OSError):      # it is not empty
+                    folder.rmdir()
             raise
         finally:
             del held[folder]
@@ -160,9 +161,8 @@ def claim(folder, wait=False):
 
 def remove_leftovers(folder):
     "What writers left that were killed, by the names that `replacing` gives, and nobody else's."
-    for left in folder.iterdir():
-        ours = re.search(r'\.\d+\.nanodepth\.tmp$', left.name)
-        if ours and left.is_file() and not left.is_symlink():
+    for left in folder.glob('*.nanodepth.tmp'):
+        if re.search(r'\.\d+\.nanodepth\.tmp$', left.name) and left.is_file():
             left.unlink(missing_ok=True)
 
 

@@ -125,12 +125,10 @@ def check_host(model, layers, window, cache):
 
 
 @torch.no_grad()
-def check_calls(model, times):
-    """Refuse another family's model that goes through its layers in a way of its own, such as a
-    loop: times says how often a forward must call each module."""
-    counts = dict.fromkeys(times, 0)
-
-    tuples = set()
+def check_calls(model, layers, **how):
+    """Refuse another family's model that does not call each of these layers once, but goes through
+    them in a way of its own, such as a loop. Returns those that give tuples."""
+    counts, tuples = dict.fromkeys(layers, 0), set()
 
     def count(module, _, output):
         if module in counts:        # and no other copy of it
@@ -138,17 +136,17 @@ def check_calls(model, times):
             if isinstance(output, tuple):
                 tuples.add(module)
     # shallow copies of a layer, as orders.py makes them, share what is hooked
-    apart = {id(module._forward_hooks): module for module in times}.values()
-    hooks = [module.register_forward_hook(count) for module in apart]
+    apart = {id(layer._forward_hooks): layer for layer in layers}.values()
+    hooks = [layer.register_forward_hook(count) for layer in apart]
     try:
-        model(torch.ones(1, 2, dtype=torch.long, device=model.device), use_cache=False)
+        model(torch.ones(1, 2, dtype=torch.long, device=model.device), use_cache=False, **how)
     finally:
         for hook in hooks:
             hook.remove()
-    if counts != times:
-        raise Refused(f'{type(model).__name__} calls these layers {sorted(counts.values())} times '
-                      f'where {sorted(times.values())} were expected: it runs them in a way of its '
-                      'own, so nothing here can run them otherwise')
+    if {*counts.values()} != {1}:
+        raise Refused(f'{type(model).__name__} calls these layers {sorted(counts.values())} times, '
+                      'and not each of them once: it runs them in a way of its own, so nothing '
+                      'here can run them otherwise')
     return tuples
 
 
@@ -178,12 +176,7 @@ class Entry:
     def forward(self, x, kwargs):
         own = self.before or functools.partial(type(self.layer).forward, self.layer)
         answer = own(x, **kwargs)
-        # some layers give (stream, attention maps, ...)
-        stream = answer[0] if isinstance(answer, tuple) and answer else answer
-        if not isinstance(stream, torch.Tensor):
-            raise Refused(f'{type(self.layer).__name__} returns a {type(answer).__name__}: only '
-                          'layers that map a stream to a stream can be looped')
-        return answer
+        return answer[0] if isinstance(answer, tuple) else answer
 
     def refuse_checkpointing(self):
         if self.layer.training and getattr(self.layer, 'gradient_checkpointing', False):

@@ -19,8 +19,7 @@ from nanodepth.wrapper import Window as PlainWindow
 class Handle(NamedTuple):
     model: object
     window: tuple
-    added: int              # layers that run more often for each token, counted by their runs,
-    added_at_once: int      # and where a row is read at once, so that no pass fills a cache
+    added_at_once: int      # runs of layers more for each token, where no pass fills a cache
 
     def unpatch(self):
         unpatch(self.model)
@@ -55,9 +54,7 @@ def patch(model, window=None, method='rk', K=3, beta=None, pin=None, **how):
     else:
         step = Window(range(a, b + 1), method, K, beta, **how)
         put_in(model, layers, a, b, step, pin)
-    again = step.evaluations() - 1
-    more = again + (step.extra_pass() is not None)
-    return Handle(model, (a, b), added=more * (b - a + 1), added_at_once=again * (b - a + 1))
+    return Handle(model, (a, b), added_at_once=(step.evaluations() - 1) * (b - a + 1))
 
 
 @contextlib.contextmanager
@@ -91,28 +88,26 @@ def put_in(model, layers, a, b, how, pin=None):
     in_window = {d: layers[d] for d in range(a, b + 1)}
     check_host(model, layers, in_window, how.cache)
     routers = pinned_routers(in_window, pin, unasked=how.by_layer)
-    tuples = check_calls(model, dict.fromkeys(in_window.values(), 1))
+    tuples = check_calls(model, in_window.values())
     # From here on nothing can fail.
     loop = Loop((a, b), how, len(layers))
     for module in model.modules():
         if module is not layers and any(each is layers for each in module.modules()):
-            module.register_forward_pre_hook(Asked(loop), with_kwargs=True)
+            module.register_forward_pre_hook(refuse_insights, with_kwargs=True)
     for d, layer in in_window.items():
         layer.forward = Entry(layer, d, loop, layer in tuples, pinned=any(routers.values()))
         for router in routers[d]:
             router.register_forward_hook(Pin(loop))
 
 
-class Asked:
-    "A hook on what holds the layers: are the streams between them wanted?"
-
-    def __init__(self, loop):
-        self.loop = loop
-
-    def __call__(self, module, args, kwargs):
-        config = getattr(module, 'config', None)
-        if kwargs.get('output_hidden_states', getattr(config, 'output_hidden_states', False)):
-            self.loop.shows = True
+def refuse_insights(module, args, kwargs):
+    "A hook on what holds the layers, which would show a layer several times, or before its loop."
+    config = getattr(module, 'config', None)
+    for name in ('output_hidden_states', 'output_attentions', 'output_router_logits'):
+        asked = kwargs.get(name)
+        if asked or asked is None and getattr(config, name, False):
+            raise Refused(f'{name}: a looped layer has one for each evaluation, and not one for '
+                          'all: ask the model as it is, or in another order')
 
 
 def unpatch(model):
@@ -129,5 +124,5 @@ def unpatch(model):
             if isinstance(hook, Pin):
                 del module._forward_hooks[key]
         for key, hook in list(module._forward_pre_hooks.items()):
-            if isinstance(hook, Asked):
+            if hook is refuse_insights:
                 del module._forward_pre_hooks[key], module._forward_pre_hooks_with_kwargs[key]

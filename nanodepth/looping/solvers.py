@@ -11,7 +11,7 @@ import numbers
 import torch
 
 from nanodepth.common.errors import Refused, check_choice
-from nanodepth.wrapper import naive, rk
+from nanodepth.wrapper import Window, naive, rk
 
 lerp = torch.lerp       # exactly x at 0 and y at 1, as wrapper.py says
 
@@ -232,22 +232,11 @@ def pick_solver(method, K, beta=None, **options):
             raise Refused(f'{name}={value} must be from {low} to {high}')
     options = {option: list(value) if isinstance(value, (tuple, range)) else value
                for option, value in options.items()}
+    # a tolerance could end it sooner
+    kept = {option: value for option, value in options.items() if option != 'tol'}
     try:
-        evaluations = count_evaluations(solver, K, options)
+        evaluations = Window([], solver, K, **kept).evaluations()
     except (TypeError, RuntimeError):
         given = ', '.join(f'{option}={value!r}' for option, value in options.items())
         raise Refused(f'the options of {method!r} are not of its kind: {given}') from None
     return functools.partial(solver, K=K, **options), evaluations
-
-
-def count_evaluations(solver, K, options):
-    """How often a solver evaluates g, by running it once on a single number: of a solver that
-    somebody has added, nothing else says it. Without the tolerance, which could end it sooner."""
-    evaluated = []
-
-    def g(x):
-        evaluated.append(x)
-        return x + 1
-    solver(g, torch.zeros(1, 1, 1), K,
-           **{option: value for option, value in options.items() if option != 'tol'})
-    return len(evaluated)

@@ -7,7 +7,6 @@ import copy
 import threading
 
 from nanodepth.common.errors import Refused
-from nanodepth.looping.caches import copy_slot
 
 
 class Loop(threading.local):
@@ -20,15 +19,12 @@ class Loop(threading.local):
         self.step = copy.copy(step)
         self.step.items = [*range(self.a, self.b + 1)]
         self.depth = depth          # of the whole model
-        self.shows = False          # are the streams between the layers wanted? (patch.py)
         self.forget()
 
     def forget(self):
         "Drop what a forward keeps, caches and masks: it must not outlive the forward."
-        self.off = False        # this forward is left unlooped
         self.x = None           # the stream before the window
         self.cache = None
-        self.rest = {}          # {depth: what a layer returns beside the stream: attention maps}
         self.calls = {}         # {depth: (entry, arguments)}
         self.routed = {}        # {router: its answer in evaluation 1}
 
@@ -39,25 +35,16 @@ class Loop(threading.local):
         "The model calls the window's layers one by one; in the call of the last all of them run."
         if d == self.a:
             self.begin(entry, x, kwargs)
-        elif d - 1 not in self.calls:
-            raise Refused(f'the window {self.a}-{self.b} is entered at {d}: a looped window runs '
-                          'from its first layer on')
         self.calls[d] = (entry, kwargs)
         try:
-            if self.off:
-                return entry.forward(x, kwargs)
-            if d < self.b:
-                y = self.plain(d, x) if self.shows else x
-                return (y, None) if entry.tuples else y
-            y = self.step(self, self.x, self.a, cache=self.cache)
-            return (y, *self.rest) if entry.tuples else y
+            y = x if d < self.b else self.step(self, self.x, self.a, cache=self.cache)
+            return (y, None) if entry.tuples else y
         except BaseException:
             self.forget()
             raise
         finally:
             if d == self.b:
                 self.forget()
-                self.shows = False
 
     def begin(self, entry, x, kwargs):
         self.forget()
@@ -71,21 +58,8 @@ class Loop(threading.local):
         if self.cache is not None:
             slots = self.cache.layers
             kind = getattr(self.cache, 'layer_class_to_replicate', None)
-            # transformers drafts tokens with the first layers (assistant_early_exit), by a cache
-            # that gets no slot for the others, and then looks at them with all
-            self.off = len(slots) <= self.b and kind is None
             while len(slots) < self.depth and kind:     # a DynamicCache may make them when needed
                 slots.append(kind())
-
-    def plain(self, d, x):
-        "A layer's stream in the model's own pass, for whoever looks at it; it leaves no keys."
-        if self.cache is None:
-            return self.run(x, [d], d)
-        kept, self.cache.layers[d] = self.cache.layers[d], copy_slot(self.cache.layers[d])
-        try:
-            return self.run(x, [d], d)
-        finally:
-            self.cache.layers[d] = kept
 
     def run(self, x, order, depth, **how):
         "Layers of the window, with the arguments that the model gave them."
@@ -95,6 +69,4 @@ class Loop(threading.local):
             if mask is not None and self.cache is not None and self.step.cache == 'none':
                 kwargs = {**kwargs, entry.mask_name: mask[..., -x.shape[-2]:]}
             x = entry.forward(x, kwargs)
-            if isinstance(x, tuple):
-                x, *self.rest = x
         return x

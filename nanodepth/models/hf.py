@@ -214,11 +214,6 @@ def numbers(model):
     return model.order
 
 
-def their_config(model):
-    with using_transformers('the model') as package:
-        return package.AutoConfig.for_model(**config_json(model.config, len(numbers(model))))
-
-
 def as_theirs(model):
     "A model of ours, in the order in which it runs, as transformers' own of the same weights."
     model = fold_scales(model) if model.config.ln_scaling else model
@@ -227,18 +222,13 @@ def as_theirs(model):
     for place, i in enumerate(numbers(model)):
         tensors |= {their_name(f'layers.{place}.{name}'): t
                     for name, t in model.layers[i].state_dict().items()}
-    config = their_config(model)
     with using_transformers('the model') as package, torch.device('meta'):
+        config = package.AutoConfig.for_model(**config_json(model.config, len(model.order)))
         theirs = package.AutoModelForCausalLM.from_config(config)
     theirs.load_state_dict(tensors, assign=True)
     theirs.tie_weights()
     theirs.model.rotary_emb = type(theirs.model.rotary_emb)(config).to(model.cos.device)
     return theirs.eval()
-
-
-def plain_layers(model):
-    "A model with a layer for each place of its order, and no scales beside the weights."
-    return fold_scales(model) if model.config.ln_scaling else untie(model, numbers(model))
 
 
 def fold_scales(model):
@@ -257,7 +247,7 @@ def save_hf(model, folder, tokenizer=None, about=None):
     """Write a checkpoint that transformers loads, with the same logits. The order is unrolled: a
     looped model becomes a deep one with equal layers. `tokenizer` is what get_tokenizer takes; its
     tokenizer.json is copied. `about`: {name: text} for the metadata of the weights' file."""
-    model = plain_layers(model)
+    model = fold_scales(model) if model.config.ln_scaling else untie(model, numbers(model))
     tensors = {their_name(name): t for name, t in model.state_dict().items()
                if not name.startswith('adapter.')}      # which stays when its Core leaves the order
     if model.config.tie_embeddings:

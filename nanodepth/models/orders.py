@@ -39,6 +39,9 @@ def in_order(model, order):
     if any('forward' in vars(module) for module in layers.modules()):
         raise Refused("the layers' forward was replaced, by the wrapper or by accelerate (leave "
                       'its with, or open the model without device_map)')
+    # Asked for the streams between layers, transformers hooks each layer once and for all. Copies
+    # share the hooks that are there, so it does so now: later, a layer would get one per copy.
+    check_calls(model, layers, output_hidden_states=True)
     before = dict(layers._modules)
     lists = {name: list(value) for name in EACH_LAYER if (value := getattr(config, name, None))}
     try:
@@ -46,7 +49,7 @@ def in_order(model, order):
         config.num_hidden_layers = len(order)
         for name, value in lists.items():
             setattr(config, name, [value[i] for i in order])
-        check_calls(model, dict.fromkeys(layers, 1))
+        check_calls(model, layers)
         for a, item in zip(starts, items):
             if not isinstance(item, int):
                 if not isinstance(item, Window) or steps_in(item.items):

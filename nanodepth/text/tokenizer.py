@@ -27,54 +27,36 @@ def token_type(n_vocab):
     return 'uint16' if n_vocab <= 2**16 else 'uint32'
 
 
-def encode_as_array(tokenizer, text):
-    """The tokens of a document, special ones too, in the type in which they are stored. Of bytes
+def encode_as_array(tokenizer, text, special):
+    """The tokens of a text as they are stored; `special` are meant, where it names some. Of bytes
     each is a token already: no list of Python's integers is made of them."""
-    dtype = token_type(tokenizer.n_vocab)
-    if not (isinstance(tokenizer, tiktoken.Encoding) and tokenizer.name == 'bytes'):
-        return np.array(tokenizer.encode(text, allowed_special='all'), dtype)
-    # half a pair of surrogates is no character
-    text = text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')
-    parts = []
-    for part in text.split(END_OF_TEXT):
-        parts += [np.frombuffer(part.encode(), 'uint8').astype(dtype), np.array([256], dtype)]
-    return np.concatenate(parts[:-1])
+    if tokenizer.name == 'bytes' and not (special and END_OF_TEXT in text):
+        tokens = np.frombuffer(text.encode(), 'uint8')
+    elif special:
+        tokens = tokenizer.encode(text, allowed_special='all')
+    else:
+        tokens = tokenizer.encode_ordinary(text)
+    return np.asarray(tokens, token_type(tokenizer.n_vocab))
 
 
-def behind(name):
-    """What a name stands for in the end: the path of a tokenizer.json (itself, its folder's, that
-    of a run's tokenizer), else a name."""
-    path = folder_of(name)
+def stands_for(name):
+    """What a name stands for: the path of a tokenizer.json, which a Hugging Face folder, a dataset
+    and a run have, or a word that is one by itself."""
     if name == 'bytes':
         return name
+    path = Path(name).parent if Path(name).suffix == '.pt' else Path(name)
     if (path / 'tokenizer.json').exists():
         return path / 'tokenizer.json'
-    if (path / 'run.json').exists() or (path / 'ckpt.pt').exists():
-        of_run = tokenizer_of_run(path)
-        if folder_of(of_run) == path:
-            raise Refused(f'{path} names itself as its tokenizer, and has no tokenizer.json')
-        return behind(of_run)
+    if (path / 'run.json').exists():
+        return read_run(path).get('tokenizer', str(name))
     if on_hub(name):
-        return behind(from_hub(name))
-    return path if path.is_file() and path.name != 'run.json' else str(name)
-
-
-def folder_of(name):
-    return Path(name).parent if Path(name).suffix == '.pt' else Path(name)
-
-
-def tokenizer_of_run(folder):
-    "The name that a run's run.json gives its tokenizer; without one, what the checkpoint says."
-    about = read_run(folder)
-    if not about.get('tokenizer'):
-        raise Refused(f'{folder} does not say which tokenizer it reads: it has no tokenizer.json '
-                      'and no run.json')
-    return about['tokenizer']
+        return from_hub(name) / 'tokenizer.json'
+    return path if path.is_file() else str(name)
 
 
 def tokenizer_file(name):
-    "The tokenizer.json behind a name, or None."
-    file = behind(name)
+    "The tokenizer.json that a name stands for, or None."
+    file = stands_for(name)
     return file if isinstance(file, Path) else None
 
 
@@ -82,27 +64,18 @@ def get_tokenizer(name):
     """A tiktoken Encoding, or what behaves like one: encode, decode, n_vocab. `name` is 'bytes',
     one that tiktoken knows ('gpt2' and so on; it downloads them), a tokenizer.json, or a folder
     that has one: a Hugging Face checkpoint, a run of ours."""
-    tokenizer = open_tokenizer(behind(name))
-    trained_with = read_run(folder_of(name)).get('fingerprint')
-    if trained_with and trained_with != fingerprint(tokenizer):
-        raise Refused(f'{name}: the tokenizer that stands there is not the one that it was trained '
-                      'with (run.json has a fingerprint): put that one back')
-    return tokenizer
-
-
-def open_tokenizer(name):
-    "What `behind` has given."
-    if isinstance(name, Path):
-        return FromFile(name)
-    if name == 'bytes':
+    word = stands_for(name)
+    if isinstance(word, Path):
+        return FromFile(word)
+    if word == 'bytes':
         return tiktoken.Encoding('bytes', pat_str=r'[\s\S]',
                                  mergeable_ranks={bytes([i]): i for i in range(256)},
                                  special_tokens={END_OF_TEXT: 256})
     # unknown, or not to be downloaded
-    with refusing(ValueError, OSError, why=lambda error: f"tokenizer {name!r}: allowed are "
+    with refusing(ValueError, OSError, why=lambda error: f"tokenizer {word!r}: allowed are "
                   "'bytes', a tokenizer.json or a folder with one, and what tiktoken has "
                   f'({", ".join(tiktoken.list_encoding_names())}): {error}'):
-        return tiktoken.get_encoding(name)
+        return tiktoken.get_encoding(word)
 
 
 class FromFile:
@@ -114,7 +87,7 @@ class FromFile:
             self.inner = Tokenizer.from_file(str(path))
         self.inner.no_truncation()
         self.inner.no_padding()
-        self.name = path.parent.name
+        self.name = path.name
         self.n_vocab = max(self.inner.get_vocab().values()) + 1
         self.special_tokens_set = {token.content for token
                                    in self.inner.get_added_tokens_decoder().values()
@@ -198,15 +171,9 @@ def start_of_document(tokenizer):
     return [tokenizer.encode_single_token(END_OF_TEXT)] if known else []
 
 
-def marks_of(name, tokenizer):
-    "The tokens by which a text begins and ends, as far as there are such."
-    file = tokenizer_file(name)
-    if not file:
-        token = tokenizer._special_tokens.get(END_OF_TEXT)
-        return token, token
-    path = file.with_name('tokenizer_config.json')
-    config = read_json(path) if path.exists() else {}
-    tokens = []
+def marks_of(folder, tokenizer):
+    "The tokens by which a text begins and ends, as far as the folder's tokenizer has such."
+    config, tokens = read_json(folder / 'tokenizer_config.json'), []
     for mark in ('bos_token', 'eos_token'):
         token = config.get(mark)
         token = token.get('content') if isinstance(token, dict) else token
