@@ -11,7 +11,7 @@ from conftest import ROOT
 
 from nanodepth.models.checkpoint import load_model
 from nanodepth.scoring.lm_eval_scores import evaluate, scores_of
-from nanodepth.scoring.scores import Asked, Subject
+from nanodepth.scoring.rows import Asked, Subject
 from nanodepth.scoring.way import Way
 from nanodepth.text.tokenizer import get_tokenizer
 

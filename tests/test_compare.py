@@ -8,6 +8,7 @@ import contextlib
 import io
 import math
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -21,17 +22,18 @@ from conftest import ROOT, refused, state_of
 from scipy import stats
 
 from nanodepth.__main__ import main as nanodepth
-from nanodepth.commands import compare
+from nanodepth.commands import arms as arms_file, compare, cut, evaluate
 from nanodepth.commands.arms import Arms, planned
 from nanodepth.common.errors import Refused
 from nanodepth.models import checkpoint
+from nanodepth.probe import depth_score
 from nanodepth.report.contrasts import (Contrast, beside, difference, in_words, p_beyond, spelled,
                                         t_around)
 from nanodepth.report.tables import read_rows, where
-from nanodepth.scoring.scores import Asked, Subject
+from nanodepth.scoring.rows import MEASURES, Asked, Subject, sources_of
 from nanodepth.scoring.way import Way
 from nanodepth.text.tokens import write_dataset
-from nanodepth.train import Config, Loader
+from nanodepth.train import Config, Loader, train
 
 SMALL = ('--n_embd=16 --n_head=2 --head_dim=8 --context=96 --batch_size=2 --steps=24 '
          '--eval_every=12 --eval_batches=1')
@@ -53,7 +55,7 @@ class InHere:
                 self.returncode = end.code
         stdout.write(said.getvalue().encode())
 
-    def wait(self, timeout):
+    def wait(self):
         return self.returncode
 
     def poll(self):
@@ -65,7 +67,7 @@ def call(data, tmp_path, monkeypatch, capsys):
     """call(*words) is a small comparison in tmp_path/c: what it printed. Its runs are trained in
     this process, and those that the call has trained stand in call.runs, without the letters."""
     monkeypatch.setattr(compare, 'subprocess', SimpleNamespace(
-        Popen=InHere, TimeoutExpired=subprocess.TimeoutExpired))
+        Popen=InHere))
 
     def call(*words, more=SMALL):
         InHere.runs = []
@@ -184,7 +186,9 @@ def test_what_is_asked_and_shown_is_refused_before_a_run(data, tmp_path, capsys)
             (['--show=txt'], "--show='txt' is not one of"), (['--seed=3'], 'is --seeds'),
             (['--seeds=0'], 'must be how many'), (['--window=9-12'], '9-12'),
             (['--rates=0.5,1'], '--rates is no setting'), (['--minutes=9'], '--minutes is no'),
-            (['--tasks=toy_assign/x'], 'the depth must be a whole number')):
+            (['--tasks=toy_assign/x'], 'the depth must be a whole number'),
+            (['--tasks=f1_triviaq'], "did you mean 'f1_triviaqa'?"),
+            (['--measures=log_prob'], 'nothing is asked')):
         line = refused(capsys, 'compare', BASE, GROWN, f'--more={SMALL} --data={data}',
                        f'--out={tmp_path / "c"}', *words)
         assert said in line, line
@@ -299,7 +303,7 @@ def test_what_is_edited_is_another_run(call, write, tmp_path):
     assert call.runs == ['looped-0']
 
 
-def arms_file(write, shape='1-2-1', lr='4e-3'):
+def arms_of_three(write, shape='1-2-1', lr='4e-3'):
     return write('arms.py', f"""
 partners = False
 measures = 'loss',
@@ -309,13 +313,13 @@ arms = dict(plain='{BASE} --lr={lr}', cut='cut {{plain}} {shape} --seed={{seed}}
 
 
 def test_another_cut_and_a_parent_of_another_rate_make_other_children(call, write, tmp_path):
-    call(arms_file(write), '--seeds=1')
+    call(arms_of_three(write), '--seeds=1')
     assert call.runs == ['plain-0', 'core-0', 'on-0'] and len([*tmp_path.glob('c/cut-*')]) == 1
-    call(arms_file(write, '0-1-1'), '--seeds=2')
+    call(arms_of_three(write, '0-1-1'), '--seeds=2')
     assert call.runs == ['core-0', 'plain-1', 'core-1', 'on-1']
     layers = {row['seed']: row['layers'] for row in where(call.rows, run='core')}
     assert layers == {0: 2, 1: 2}
-    call(arms_file(write, lr='1e-3'), '--seeds=1')
+    call(arms_of_three(write, lr='1e-3'), '--seeds=1')
     assert call.runs == ['plain-0', 'core-0', 'on-0'] and len([*tmp_path.glob('c/cut-*-0')]) == 3
 
 
@@ -340,17 +344,45 @@ def test_the_data_and_a_fixed_parent_are_known_again(call, data, tmp_path):
 def test_a_config_that_is_edited_while_it_is_trained_starts_nothing_more(call, write, tmp_path,
                                                                         capsys, monkeypatch):
     mine = write('mine.py', 'n_layer = 4\n')
-    look = compare.Clock.look
+    train = compare.train
 
-    def edit(self, folder):
-        if 'baseline' in folder.name:
-            write('mine.py', 'n_layer = 4\nlr = 1e-3\n')
-        look(self, folder)
-    monkeypatch.setattr(compare.Clock, 'look', edit)
+    def edit(words, folder, refuse_edited, clock):
+        train(words, folder, refuse_edited, clock)
+        write('mine.py', 'n_layer = 4\nlr = 1e-3\n')
+    monkeypatch.setattr(compare, 'train', edit)
     with pytest.raises(SystemExit):
         call(BASE, mine, '--seeds=1')
     assert 'was edited after this command had begun' in capsys.readouterr().err
     assert not [*tmp_path.glob('c/mine-*')]
+
+
+def test_a_run_is_of_the_code_of_training(tmp_path, monkeypatch):
+    "Of all files that train.py imports, without their remarks."
+    names = {name for name, _ in sources_of([train])}
+    assert names == {f'{name}.py' for name in ('train', 'model', 'loop', 'grow', 'retrofit',
+                                               'wrapper')}
+    assert 'probe.py' in dict(sources_of([depth_score]))        # which has a decorator
+    (tmp_path / 'train.py').write_text('import model\ndef train(): pass\n')
+    monkeypatch.setattr(arms_file, 'train', runpy.run_path(str(tmp_path / 'train.py'))['train'])
+    marks = []
+    for text in ('x = 1\n', 'x = 1     # one\n', 'x = 2\n'):
+        (tmp_path / 'model.py').write_text(text)
+        marks.append(Arms(dict(a='config/baseline.py'), tmp_path).mark('a'))
+    assert marks[0] == marks[1] != marks[2]
+
+
+def test_a_cut_that_was_stopped_is_made_again(call, write, tmp_path, monkeypatch):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+    monkeypatch.setattr(cut, 'save', stop)
+    with pytest.raises(SystemExit):
+        call(arms_of_three(write), '--seeds=1')
+    monkeypatch.undo()
+    monkeypatch.setattr(compare, 'subprocess', SimpleNamespace(Popen=InHere))
+    call(arms_of_three(write), '--seeds=1')
+    assert call.runs == ['core-0', 'on-0']
+    [folder] = tmp_path.glob('c/cut-*-0')
+    assert (folder / 'line.txt').read_text().startswith('cut ') and checkpoint.exists(folder)
 
 
 def test_lines_of_any_length_and_names_of_any_kind(call, write):
@@ -412,19 +444,42 @@ def metric(model, loader):
     with pytest.raises(SystemExit):
         call(write('f.py', text.format(BASE, 'loss')), '--seeds=2')
     assert "gives 'loss', which is measured already" in capsys.readouterr().err
+    said = call(write('f.py', text.format(BASE, 'text').replace("'gate'", "'text'")), '--seeds=2')
+    assert table_of(said, 'text') and call.runs == []       # the text's own loss is not asked here
+
+
+def test_a_measure_of_ones_own_has_a_table(call, write, monkeypatch):
+    monkeypatch.setitem(MEASURES, 'deep', lambda subject: [
+        (dict(half=half), dict(deep=len(subject.model.unrolled()) / 2)) for half in (0, 1)])
+    said = call(write('f.py', f"arms = dict(a='{BASE}', b='{GROWN}')\nmeasures = 'loss', 'deep'\n"
+                      "partners, show = False, ('deep, half 1',)\n"), '--seeds=1', '--loop=1-2x2-1')
+    assert [row['deep, half 1'] for row in table_of(said, 'deep, half 1')] == list('2323')
+    assert call.rows[1]['deep, half 0'] == 3
+
+
+def test_a_metric_with_a_slip_is_told_before_a_run(call, write):
+    text = """
+arms = dict(plain={!r}, core='plain --n_layer=3 --loop=1-1x2-1')
+def metric(model, loader): return dict(deep=len(model.unrolled()), rows=loader.batchsize)
+"""
+    with pytest.raises(AttributeError, match='batchsize'):
+        call(write('f.py', text.format(BASE)), '--seeds=1')
+    assert InHere.runs == []
 
 
 def test_the_picture_counts_what_an_arm_began_with(call, write, monkeypatch):
     drawn = []
-    monkeypatch.setattr(compare, 'show', lambda path, draw, rows, *_: drawn.extend(rows))
+    monkeypatch.setattr(compare, 'show', lambda path, draw, *what: drawn.extend(what))
     said = call(write('f.py', f'arms = dict(plain={BASE!r}, on="plain --init_from={{plain}}")\n'),
                 '--seeds=1')
-    end = {row['run']: row['flops'] for row in drawn}
+    groups, costs, _ = drawn
+    end = {name: log[-1]['flops'] for name, [log] in groups.items()}
     assert end['on'] == pytest.approx(2 * end['plain'])
     assert end['plain with the FLOPs of on'] == pytest.approx(end['on'], rel=0.05)
     assert [row['compared with'] for row in table_of(said, 'loss')][1:] == [
         'plain', 'plain with the FLOPs of on, equal training FLOPs', '']
-    assert {row['run'] for row in drawn if 'tokens' not in row} == {'on'}
+    assert costs == ['flops']           # of what it began from, tokens are not known
+    assert {'val_loss' in line for line in groups['plain'][0] if line['step'] < 2} == {False}
 
 
 def test_files_of_a_users_stay(call, tmp_path):
@@ -537,6 +592,21 @@ def test_a_measure_of_no_unit_has_the_margin_that_it_is_given():
         assert difference(a, b)[2].startswith('not resolved')
         assert difference(a, b, dict(gate=0.02 * factor))[2] == 'no difference'
     assert spelled(ours, 'score') == '0.0014 ± 0.000497'
+
+
+def test_costs_are_means_over_seeds_and_what_no_seed_shares_is_no_comparison(capsys):
+    def group(name, seeds, *costs):
+        return [dict(run=name, group=name, way='as it is', seed=seed, measure='loss', kind='nats',
+                     mean=1.0, data='', tokens=5.0, training_flops=cost, n=9)
+                for seed, cost in zip(seeds, costs)]
+    rows = [*group('a', (0, 1), 100.0, 100.0), *group('b', (0, 1), 70.0, 90.0),
+            *group('c', (2, 3), 1.0, 1.0), *group('free', (0,), 0.0)]
+    evaluate.print_differences(rows, dict(b=['a'], c=['a']))
+    said = capsys.readouterr().out
+    assert 'Comparisons made here: 1.' in said
+    assert [row['FLOPs'] for row in table_of(said, 'loss')] == ['100%', '80%', '1%', '0%']
+    evaluate.print_differences(rows, dict(a=['free']))          # new weights cost nothing
+    assert {row['FLOPs'] for row in table_of(capsys.readouterr().out, 'loss')} == {''}
 
 
 def test_equal_flops_are_those_of_training():

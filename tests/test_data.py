@@ -36,7 +36,8 @@ from nanodepth.models.hf import save_hf
 from nanodepth.retrofit import seed_for
 from nanodepth.scoring import scores as scoring
 from nanodepth.scoring.measure import answers, measure
-from nanodepth.scoring.scores import Asked, open_data, Subject
+from nanodepth.scoring.rows import Asked, Subject
+from nanodepth.scoring.scores import open_data
 from nanodepth.scoring.way import Way
 from nanodepth.text import primitives, tokenizer as tokenizer_file, tokens as tokens_file
 from nanodepth.text.loader import Rows

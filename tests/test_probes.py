@@ -1,7 +1,7 @@
 """The page of `nanodepth probe`: every probe over several kinds of models.
 
 Promised: one command, one page, with a picture and a table of each probe for each kind of model;
-a lens is kept and never used for another model or another way.
+what is noted is not measured again, and counts only for all that was asked.
 """
 from types import SimpleNamespace
 
@@ -20,7 +20,7 @@ FEW = ['--count=4', '--length=10', '--n=6', '--batches=1', '--lens_steps=3', '--
        '--device=cpu']
 
 
-def test_one_command_one_page(tiny, data, tmp_path, capsys):
+def test_one_command_one_page(tiny, data, tmp_path, capsys, monkeypatch):
     model, out = tiny(vocab_size=257), tmp_path / 'page'
     models = dict(plain=model, loop=tiny(vocab_size=257, n_layer=2, order=[0, 1, 0, 1]),
                   cut=surgery(model, '1-2-1', r=2))
@@ -41,6 +41,12 @@ def test_one_command_one_page(tiny, data, tmp_path, capsys):
     score = {row['run']: float(row['score']) for row in read_csv(out / 'depth_score.csv')}
     tokens = Rows(data, 4, 16, seed=1).batch(0)[0][:4, :10]
     assert score['plain'] == pytest.approx(probe.depth_score(model, tokens)[0], rel=1e-5)
+    # what is noted is not measured again, and another probe beside it is
+    monkeypatch.setattr(probe, 'depth_score', None)
+    nanodepth('probe', [*runs, f'--out={out}', *FEW, '--only=depth_score,norms'])
+    assert {row['run']: float(row['score']) for row in read_csv(out / 'depth_score.csv')} == score
+    with pytest.raises(TypeError):
+        nanodepth('probe', [*runs, f'--out={out}', *FEW, '--only=depth_score', '--count=3'])
     for rows, size in ((None, 4), (2, 2)):      # rows of a batch need not be those of training
         args = page.Options(models=[], rows=rows, tasks='', device='cpu')
         assert page.Probed(runs[0], args).val.batch_size == size
@@ -49,7 +55,7 @@ def test_one_command_one_page(tiny, data, tmp_path, capsys):
 def test_each_map_is_what_its_title_says(tiny):
     model = tiny()
     c = SimpleNamespace(model=model, tokens=torch.arange(12)[None])
-    rows = page.heatmap(c, 'attn')
+    rows = [place | numbers for place, numbers in page.heatmap(c, 'attn')]
     for future in (True, False):
         for propagate in (True, False):
             setting = (f'{"future" if future else "all"} tokens, '
@@ -73,7 +79,8 @@ def test_passes_by_hand(tiny, tmp_path, monkeypatch):
     for model, how, bare in ((core, lambda k: dict(r=k), lambda k: dict(r=k)),
                              (loop, lambda k: dict(order=[0, *[1, 2] * k, 3]),
                               lambda k: dict(order=[0, *[1, 2] * k]))):
-        rows = page.passes(SimpleNamespace(model=model, tokens=tokens, targets=targets))
+        rows = [place | numbers for place, numbers in page.passes(
+            SimpleNamespace(model=model, tokens=tokens, targets=targets))]
         with torch.no_grad():
             said = [model(tokens, **how(k))[:, :-1].argmax(-1).flatten().tolist()
                     for k in (1, 2, 3)]

@@ -10,7 +10,7 @@ from conftest import ROOT, save_run, write_noise
 from nanodepth.models import checkpoint
 from nanodepth.models.hf import save_hf
 from nanodepth.scoring.measure import measure
-from nanodepth.scoring.scores import Asked, Subject
+from nanodepth.scoring.rows import Asked, Subject
 from nanodepth.scoring.way import Way
 from nanodepth.text.loader import Rows
 

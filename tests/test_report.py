@@ -99,17 +99,28 @@ def test_a_picture_begins_where_the_warm_up_ends_and_says_each_jump():
 
 
 def test_what_training_costs_is_that_of_the_first_seed_and_a_partner_is_dashed():
-    rows = [dict(run=run, seed=seed, step=step, flops=10.0 * step, tokens=2.0 * step,
-                 depth=1 + (step > 2), loss=5.0 - step,
-                 **{'x right': 0.5}) for run, seeds in (('a', 2), ('less', 1))
-            for seed in range(seeds) for step in range(1, 6 - seed)]
-    fig = plot.draw_costs(rows, ['loss', 'x right'], dict(a='a', less='a'))
+    groups = {run: [[dict(step=step, flops=10 * step + seed, tokens=2 * step, depth=1 + (step > 2),
+                          val_loss=5.0 - step, kinds=dict(x=dict(accuracy=0.5)))
+                     for step in range(1, 6 - seed)] for seed in range(seeds)]
+              for run, seeds in (('a', 2), ('less', 1))}
+    fig = plot.draw_costs(groups, ['flops', 'tokens'], dict(a='a', less='a'))
+    assert fig.axes[0].lines[0].get_xdata().tolist() == [10, 20, 30, 40]
     assert [ax.get_xlabel() for ax in fig.axes[2:]] == ['training FLOPs', 'tokens']
     mean, deeper, partner, _ = fig.axes[1].lines        # step 5 is not of both seeds
     assert mean.get_xdata().tolist() == [2, 4, 6, 8] and mean.get_linestyle() == '-'
     assert partner.get_linestyle() == '--' and partner.get_color() == mean.get_color()
     assert deeper.get_xdata()[0] == 6
     assert fig.axes[3].lines[0].get_ydata().tolist() == [50.0] * 4
+
+
+def test_a_number_that_a_seed_lacks_has_no_mean():
+    "One seed's answers were no numbers: it has no error, and no interval."
+    rows = [dict(run=f'a-{seed}', group='a', mean=1.0 + seed) for seed in (0, 1)]
+    rows[0] |= dict(error=0.5, low=0.25)
+    rows[1] |= dict(error=None)
+    for its in (rows, rows[::-1]):
+        [row] = tables.over_seeds(its, [], ['mean'])
+        assert (row['mean'], row['error'], row['low'], row['seeds']) == (1.5, None, None, 2)
 
 
 def test_the_paired_tests_by_hand():

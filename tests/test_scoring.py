@@ -10,6 +10,7 @@ import json
 import math
 import os
 import re
+import runpy
 import shutil
 import sys
 from itertools import product
@@ -24,8 +25,7 @@ from conftest import byte_level_bpe, logits, refused, ROOT, save_run, write_nois
 from families import tiny as family
 
 from nanodepth.__main__ import main as nanodepth
-from nanodepth.commands import sweep
-from nanodepth.commands.evaluate import facts
+from nanodepth.commands import evaluate, sweep
 from nanodepth.common.errors import Refused
 from nanodepth.looping.layers import is_ours
 from nanodepth.looping.patch import looped
@@ -35,10 +35,10 @@ from nanodepth.models.hf import as_theirs, Hooked, save_hf
 from nanodepth.report.tables import read_csv
 from nanodepth.retrofit import surgery
 from nanodepth.scoring import (likelihoods, lm_eval_scores as harness, measure as measure_file,
-                               scores as scoring)
+                               rows as rows_file, scores as scoring)
 from nanodepth.scoring.measure import measure
-from nanodepth.scoring.scores import (ask, Asked, interval, log_likelihoods, parse_tasks, Score,
-                                      Subject)
+from nanodepth.scoring.rows import Asked, facts, Subject
+from nanodepth.scoring.scores import ask, half, interval, log_likelihoods, parse_tasks, Score
 from nanodepth.scoring.way import name_of, read_ways, Way, Ways
 from nanodepth.text.loader import Rows
 from nanodepth.text.primitives import Example, few_shot
@@ -290,20 +290,20 @@ def test_the_command(run, tmp_path, manager, monkeypatch, capsys):
         looped = ask(model, BYTES, few_shot('toy_assign', 20, shots=0, depth=1))
     change, row = scoring.compared(plain, looped), rows['ours', str(way), 'toy_assign/1']
     assert [float(row[key]) for key in ('mean', 'change', 'change_error', 'p', 'low', 'high')] == [
-        looped.mean, *change, *interval(sum(looped.answers), 20)]
+        looped.mean, *change[:3], *interval(sum(looped.answers), 20)]
 
 
 def test_a_stopped_evaluation_goes_on_and_another_model_is_measured_anew(run, tmp_path, tiny,
                                                                         monkeypatch, capsys):
     measured = []
-    real = Subject.scores
+    real = rows_file.on_tasks
 
-    def counted(self, way):
+    def on_tasks(subject):
         if len(measured) == 2:
             raise KeyboardInterrupt
-        measured.append(str(way))
-        return real(self, way)
-    monkeypatch.setattr(Subject, 'scores', counted)
+        measured.append(str(subject.way))
+        return real(subject)
+    monkeypatch.setitem(rows_file.MEASURES, 'tasks', on_tasks)
     line = [str(run[0]), '--tasks=toy_copy', '--n=8', '--loop=1-1x2-1,1-1x3-1', '--device=cpu',
             f'--out={tmp_path / "e.csv"}']
     with pytest.raises(SystemExit):
@@ -360,10 +360,21 @@ def test_a_note_is_of_all_that_was_asked(run, tmp_path, data):
     assert len({*marks}) == len(marks)
 
 
+def test_a_note_is_of_the_classes_that_a_command_brings(run, tmp_path, monkeypatch):
+    subject = Subject(run[0], Asked(tasks='toy_copy', device='cpu'))
+    marks = [subject.mark()]
+    for body in ('return 2 * self.items', 'return self.items'):
+        (tmp_path / 'again.py').write_text('from nanodepth.model import Step\nclass Again(Step):\n'
+                                           f'    def unrolled(self, r=None):\n        {body}\n')
+        Ways(classes=tmp_path / 'again.py')
+        marks.append(subject.mark())
+    assert len({*marks}) == 3
+
+
 def test_a_note_is_of_our_version(run, monkeypatch):
     subject = Subject(run[0], Asked(tasks='toy_copy', device='cpu'))
     before = subject.mark()
-    monkeypatch.setattr(scoring, '__version__', '0.0.1')
+    monkeypatch.setattr(rows_file, '__version__', '0.0.1')
     assert subject.mark() != before
 
 
@@ -402,10 +413,61 @@ def test_seeds_are_averaged(tmp_path, tiny, data, capsys):
     assert 'so its loss is left out' in said.err and 'training FLOPs' not in said.out
 
 
-def test_shots_are_scores_of_their_own(run, tmp_path):
+def test_shots_are_scores_of_their_own(run, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(evaluate, 'show', lambda path, draw, points, *_: drawn.extend(points))
     rows = written('evaluate', tmp_path / 'e.png', run[0], '--n=6', '--tasks=toy_assign/1',
-                   '--shots=0,2')
-    assert [row['measure'] for row in rows] == ['toy_assign/1, 0 shots', 'toy_assign/1, 2 shots']
+                   '--shots=0,2', '--x=shots', '--measures=log_prob')
+    names = [f'toy_assign/1, {shots} shots{what}' for shots in (0, 2) for what in ('', ' log_prob')]
+    assert [row['measure'] for row in rows] == names
+    assert [point['x'] for point in drawn] == [0, 2]
+    assert [point['toy_assign/1 log_prob (nats)'] for point in drawn] == [
+        float(row['mean']) for row in rows if 'log_prob' in row['measure']]
+
+
+def test_a_measure_that_makes_no_sense_for_a_model_says_so(run, tmp_path, monkeypatch, capsys):
+    def pairs(subject):
+        if len(subject.model.layers) % 2:
+            raise rows_file.NotHere('an odd number of layers')
+        return [({}, dict(pairs=len(subject.model.layers) // 2))]
+    monkeypatch.setattr(rows_file, 'MEASURES', rows_file.MEASURES | dict(pairs=pairs))
+    [row] = written('evaluate', tmp_path / 'e.csv', run[0], '--measures=pairs', '--tasks=toy_copy',
+                    '--n=4')
+    assert row['measure'] == 'toy_copy'
+    assert 'is not in pairs: an odd number of layers' in capsys.readouterr().err
+
+
+def test_a_score_has_one_name():
+    data, tasks = ({name: [({}, dict(toy_copy=1.0))]} for name in ('loss', 'tasks'))
+    with pytest.raises(Refused, match="tasks gives 'toy_copy', which is measured already"):
+        rows_file.labelled(data | tasks)
+
+
+def test_the_measure_that_extend_writes_is_a_row_for_each_depth(tiny, data, tmp_path, monkeypatch):
+    "By hand, in another order too; and its notes are of this source."
+    text = (ROOT / 'docs/EXTEND.md').read_text()
+    code = re.search(r'```python\n(# rank\.py\n.*?)```', text, flags=re.S)[1]
+    model = tiny(vocab_size=257, n_layer=3)
+    line = ['evaluate', save_run(tmp_path / 'run', model, data), '--measures=rank', '--device=cpu',
+            '--loop=1-1x2-1', f'--out={tmp_path / "e.csv"}']
+    file, found = tmp_path / 'rank.py', []
+    monkeypatch.setattr(rows_file, 'MEASURES', dict(rows_file.MEASURES))
+    monkeypatch.setattr(sys, 'argv', [str(file), *line])
+    for source in (code, code.replace('rank=each', 'rank=-each')):
+        file.write_text(source)
+        runpy.run_path(str(file))
+        found.append({(row['way'], row['measure']): float(row['mean'])
+                      for row in read_csv(tmp_path / 'e.csv')})
+    assert found[1] == {key: -value for key, value in found[0].items()}
+    tokens = Rows(data, 4, 16).batch(0)[0]
+    for way, order in (('as it is', [0, 1, 2]), ('--loop=1-1x2-1', [0, 1, 1, 2])):
+        assert [measure_ for its, measure_ in found[0] if its == way] == [
+            f'rank, depth {depth}' for depth in range(len(order))]
+        for depth in range(len(order)):
+            x = model.hidden(tokens, order=order[:depth + 1]).detach().flatten(0, 1).double()
+            share = torch.linalg.eigvalsh(x.T @ x) / x.square().sum()
+            assert found[0][way, f'rank, depth {depth}'] == pytest.approx(
+                1 / share.square().sum().item(), rel=1e-5)
 
 
 def test_a_change_has_the_error_of_pairs():
@@ -416,7 +478,7 @@ def test_a_change_has_the_error_of_pairs():
     assert change.error == pytest.approx(torch.tensor([0., 1, 0, 0, 1]).std().item() / 5 ** 0.5)
     # a perplexity is no mean over its documents
     assert scoring.compared(Score('score', 9.0, None, [2.0, 4.0]),
-                            Score('score', 7.0, None, [1.0, 3.0]))[1:] == (None, None)
+                            Score('score', 7.0, None, [1.0, 3.0]))[1:] == (None, None, [])
 
 
 def test_a_group_and_a_perplexity_have_no_error_of_their_change(run, manager, tmp_path,
@@ -469,14 +531,15 @@ def test_a_sweep_screens_by_every_other_answer_and_judges_by_the_others(tmp_path
     rows = written('sweep', tmp_path / 'sweep.csv', *runs, '--window=all2', '--method=naive,rk',
                    '--K=2', '--batches=2', '--n=8', '--tasks=toy_assign/1')
     notes = (tmp_path / 'sweep.jsonl').read_text().split('\n\n')
-    plain = {name: Score(*values) for name, values in json.loads(notes[0])['scores'].items()}
+    plain = {name: Score(*values) for note in map(json.loads, notes[:4])
+             for place, scores in note['places'] for name, values in scores.items()}
     val = Rows(data, 4, 16)
     model = checkpoint.load_model(runs[0])
     loss, kinds = measure(model, val, 2)
     answers = ask(model, BYTES, few_shot('toy_assign', 8, shots=0, depth=1, seed=0))
     assert {kind: score.mean for kind, score in plain.items()} == {
         'loss': loss, 'fifth': kinds['fifth']['accuracy'], 'toy_assign/1': answers.mean}
-    halves = [sweep.half(plain, part) for part in (0, 1)]
+    halves = [{name: half(score, part) for name, score in plain.items()} for part in (0, 1)]
     assert halves[0]['loss'].answers == plain['loss'].answers[::2]
     assert halves[1]['toy_assign/1'].mean == sum(answers.answers[1::2]) / 4
     means = {(row['part'], row['measure']): float(row['mean']) for row in rows
@@ -484,8 +547,8 @@ def test_a_sweep_screens_by_every_other_answer_and_judges_by_the_others(tmp_path
     assert means == {(part, name): score.mean for part, scores in zip(sweep.PARTS, halves)
                      for name, score in scores.items()}
     # a perplexity has no answers of which it is the mean
-    assert not sweep.half({'ppl': Score('score', 9.0, None, [None, None]),
-                           'one': Score('share', 1.0, None, [1])}, 1)
+    assert half(Score('score', 9.0, None, [None, None]), 0) is None
+    assert half(Score('share', 1.0, None, [1]), 1) is None
 
 
 def test_luck_is_what_the_best_of_as_many_tries_finds():
@@ -509,20 +572,17 @@ def test_luck_is_what_the_best_of_as_many_tries_finds():
 
 
 def test_what_ways_are_ranked_by_and_what_a_gain_is():
-    rows = [dict(run='a', measure=measure, kind=kind, change=1.0) for measure, kind in (
-        ('loss', 'nats'), ('toy_assign/1', 'share'), ('b ter (less is better)', 'score'))]
-    subject = SimpleNamespace(val=SimpleNamespace(kinds=['copy']))
-    of_data = dict(run='a', measure='copy', kind='share', change=1.0)
-    benchmarks = [of_data | dict(measure=f'b {name}') for name in ('acc', 'acc_norm')]
-    assert sweep.ranked_by(subject, [rows[0], of_data]) == ['loss']
+    rows = [dict(measure=measure, kind=kind, data=data) for measure, kind, data in (
+        ('loss', 'nats', 'x'), ('toy_assign/1', 'share', ''),
+        ('b ter (less is better)', 'score', ''))]
+    of_data = dict(measure='copy', kind='share', data='x')
+    benchmarks = [dict(measure=f'b {name}', kind='share', data='') for name in ('acc', 'acc_norm')]
+    assert sweep.ranked_by([rows[0], of_data]) == ['loss']
     with pytest.raises(Refused, match='b ter .* is no share of right answers'):
-        sweep.ranked_by(subject, [*rows, of_data])
-    assert sweep.ranked_by(subject, [*rows[:2], of_data]) == ['toy_assign/1']
-    assert sweep.ranked_by(subject, [*rows, *benchmarks]) == ['toy_assign/1', 'b acc']
-    assert [sweep.gain(row) for row in rows] == [-1, 1, -1]
-    score = lambda kind, *answers: Score(kind, sum(answers) / len(answers), None, [*answers])
-    assert sweep.gains_of('loss', score('nats', 2.0, 1.0), score('nats', 1.0, 2.0)) == [1, -1]
-    assert sweep.gains_of('x', score('score', 1.0, 2.0), Score('score', 9, None, [1.0, 2.0])) == []
+        sweep.ranked_by([*rows, of_data])
+    assert sweep.ranked_by([*rows[:2], of_data]) == ['toy_assign/1']
+    assert sweep.ranked_by([*rows, *benchmarks]) == ['toy_assign/1', 'b acc']
+    assert [sweep.gain(row, 1.0) for row in rows] == [-1, 1, -1]
 
 
 def test_windows_and_cells(tiny):
@@ -569,7 +629,7 @@ def test_greedy_is_the_likeliest_token_and_ends_where_the_config_says(tmp_path, 
         words = AutoTokenizer.from_pretrained(tmp_path / name)
         _, opened = checkpoint.open_any(tmp_path / name)
         theirs = as_theirs(opened) if is_ours(opened) else opened
-        asked = [scoring.answer_of(opened), theirs, words, str(tmp_path / name)]
+        asked = [rows_file.answer_of(opened), theirs, words, str(tmp_path / name)]
         assert [Model(*asked, longest).max_length for longest in (20, 99, None)] == [20, 64, 64]
         assert ('a penalty on repetition' in capsys.readouterr().err) == (penalty != 1)
         assert {7, 9} <= {*theirs.generation_config.eos_token_id}
@@ -586,11 +646,35 @@ def test_a_sweep_judges_the_ways_that_gained_most_and_none_that_diverged(tmp_pat
                                                                          monkeypatch):
     gains = {'--loop=1x2-3': -0.2, '--loop=1-1x2-2': math.nan, '--loop=2-1x2-1': 0.3,
              '--loop=3-1x2': 0.1}
-    monkeypatch.setattr(sweep, 'gain', lambda row: gains[row['way']])
+    monkeypatch.setattr(sweep, 'gain', lambda row, change: gains[row['way']])
     run = save_run(tmp_path / 'run', tiny(vocab_size=257), data)
     rows = written('sweep', tmp_path / 's.csv', run, '--blocks=1', '--batches=1', '--best=2')
     assert {row['way'] for row in rows if row['part'] == 'judge'} == {
         'as it is', '--loop=2-1x2-1', '--loop=3-1x2'}
+
+
+@pytest.mark.parametrize('words', [[], ['--measures=', '--tasks=toy_copy', '--n=1']], ids=str)
+def test_what_ranks_the_ways_must_judge_them_too(words, tmp_path, tiny, data, capsys):
+    "One row of data has many answers, but one loss."
+    run = save_run(tmp_path / 'run', tiny(vocab_size=257, context=64),
+                   config=dict(data=str(data), batch_size=1, context=16))
+    assert 'too few answers' in refused(capsys, 'sweep', run, '--blocks=1', '--batches=1',
+                                        '--device=cpu', f'--out={tmp_path / "s.csv"}', *words)
+
+
+def test_a_way_whose_answers_are_not_numbers_is_no_try(tmp_path, tiny, monkeypatch, capsys):
+    real = rows_file.on_tasks
+
+    def on_tasks(subject):
+        if str(subject.way) == '--loop=1-1x2-2':
+            return [({}, dict(toy_copy=scoring.of_answers([math.nan] * 8)))]
+        return real(subject)
+    monkeypatch.setitem(rows_file.MEASURES, 'tasks', on_tasks)
+    run = save_run(tmp_path / 'run', tiny(vocab_size=257, context=96))
+    rows = written('sweep', tmp_path / 's.csv', run, '--blocks=1', '--tasks=toy_copy', '--n=8')
+    assert {row['way'] for row in rows} == {
+        'as it is', '--loop=1x2-3', '--loop=2-1x2-1', '--loop=3-1x2'}
+    assert 'the best of 3 gains' in capsys.readouterr().out
 
 
 def test_what_was_paid_before_is_added_to_what_a_model_cost(tiny):
@@ -715,9 +799,9 @@ def test_what_is_not_a_number_is_no_accuracy(tiny, data):
 def test_the_loss_on_text_alone_and_the_log_probability_of_the_right_answer(tiny, tmp_path):
     write_noise(tmp_path / 'data', ['text', 'copy'])
     save_run(tmp_path / 'run', tiny(vocab_size=257, context=64), tmp_path / 'data')
-    asked = scoring.Asked(tasks='toy_copy', n=6, batches=2, device='cpu',
+    asked = Asked(tasks='toy_copy', n=6, batches=2, device='cpu',
                           measures=('loss', 'text', 'log_prob'))
-    subject = scoring.Subject(tmp_path / 'run', asked)
+    subject = Subject(tmp_path / 'run', asked)
     scores = subject.scores(Way())
     kinds = measure(subject.model, subject.val, 2)[1]
     assert scores['text'].mean == pytest.approx(kinds['text']['loss'], rel=1e-9)
@@ -725,7 +809,7 @@ def test_the_loss_on_text_alone_and_the_log_probability_of_the_right_answer(tiny
     values = log_likelihoods(subject.model, subject.tokenizer, examples)
     assert scores['toy_copy log_prob'].answers == [
         each[example.answer].item() for each, example in zip(values, examples)]
-    plain = scoring.Subject(tmp_path / 'run', scoring.Asked(tasks='toy_copy', n=6, device='cpu'))
+    plain = Subject(tmp_path / 'run', Asked(tasks='toy_copy', n=6, device='cpu'))
     assert not {'text', 'toy_copy log_prob'} & plain.scores(Way()).keys()
 
 

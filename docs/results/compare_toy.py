@@ -5,7 +5,7 @@ out/compare_toy. The rows of the first four seeds are those of docs/results/tabl
 """
 from nanodepth import probe
 from nanodepth.model import steps_in
-from nanodepth.commands.probe import examples
+from nanodepth.commands.probe import rows_of
 from nanodepth.report.tables import mean
 from nanodepth.scoring.measure import measure
 from nanodepth.text.loader import Rows
@@ -47,7 +47,7 @@ def metric(model, loader):
     if steps_in(model.order) or len(model.order) != 8:
         return {}
     val = Rows('data/toy', 32, 64, seed=1)
-    tokens = examples(val, 20, None)
+    tokens, _ = rows_of(val, 20, None)
     norms = probe.residual_norms(model, tokens)
     share = norms['attn share'].tolist()
     effects = probe.future_effects(model, tokens, propagate=False).tolist()

@@ -11,15 +11,16 @@ import shlex
 from dataclasses import dataclass, replace
 
 from nanodepth.commands import cut
-from nanodepth.commands.cost import stretches
+from nanodepth.commands.cost import planned, stretches
 from nanodepth.common.errors import Refused, nearest, refusing
 from nanodepth.model import steps_in
 from nanodepth.models import checkpoint
 from nanodepth.report.contrasts import is_same
-from nanodepth.scoring.scores import files_of, is_there, sources_of
+from nanodepth.scoring.rows import files_of, sources_of
+from nanodepth.scoring.scores import is_there
 from nanodepth.text.loader import how_to_prepare, make_toy_data
 from nanodepth.train import (FREE, KNOWN, Config, Loader, as_written, in_steps, read,
-                             refuse_what_does_not_fit)
+                             refuse_what_does_not_fit, train)
 
 SCHEDULE = {'steps', 'warmup_steps', 'decay_steps'}
 
@@ -92,10 +93,11 @@ class Arms(dict):
 
     def mark(self, name, seed=0):
         """Eight letters of all that decides what an arm's model is, but for its seed: settings, the
-        source of functions and Steps, what the data say of themselves, and what it begins from."""
+        source of train.py and what it imports and of functions and Steps, what the data say of
+        themselves, and what it begins from."""
         arm = self[name]
         config, _ = self.config(name, seed)
-        settings, functions, data = vars(config) | dict(words=arm.words), [], []
+        settings, functions, data = vars(config) | dict(words=arm.words), [cut.main], []
         if not arm.is_cut:
             settings = as_written(config)
             functions = [each for each in vars(config).values() if callable(each)]
@@ -107,7 +109,7 @@ class Arms(dict):
         files = files_of(parent) if parent and not arm.begins else None
         others = [self.mark(other, seed) for other in sorted({*arm.begins, arm.flops} - {None})]
         said = [{key: value for key, value in settings.items() if key not in left},
-                sources_of(functions), data, files, others, arm.is_cut]
+                sources_of([train, *functions]), data, files, others, arm.is_cut]
         return hashlib.sha256(json.dumps(said, default=str).encode()).hexdigest()[:8]
 
     def folder(self, name, seed):
@@ -202,10 +204,6 @@ class Arms(dict):
             return {key: value for key, value in as_written(words).items() if key not in SCHEDULE}
         return [other for other in self.trained()
                 if self[other].flops and not self[name].flops and settings(other) == settings(name)]
-
-
-def planned(config):
-    return sum(flops for *_, flops in stretches(config)) * config.batch_size * config.context
 
 
 def inherited(config):

@@ -6,6 +6,7 @@ command goes on where it was stopped, and an edited config is another run in ano
 """
 import contextlib
 import io
+import os
 import re
 import shlex
 import shutil
@@ -16,20 +17,25 @@ import time
 import typing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+
+import torch
+from tqdm import tqdm
 
 from nanodepth.commands import cut, evaluate
 from nanodepth.commands.arms import Arms, planned
 from nanodepth.commands.cost import stretches
-from nanodepth.common.errors import Refused, check_choice, say
+from nanodepth.common.errors import Refused, check_choice
 from nanodepth.common.files import refuse_unwritable
+from nanodepth.model import LM
 from nanodepth.models import checkpoint
 from nanodepth.report.logs import read_lines, read_log
 from nanodepth.report.plot import draw_costs, show
 from nanodepth.report.tables import write_csv
-from nanodepth.scoring.scores import Asked, Subject, parse_tasks
+from nanodepth.scoring.rows import OF_TASKS, Asked, Subject, measures_of
+from nanodepth.scoring.scores import parse_tasks
 from nanodepth.scoring.way import Way, Ways, read_ways
-from nanodepth.train import Loader, config_file, in_steps, read
+from nanodepth.text.loader import Rows
+from nanodepth.train import config_file, in_steps, read
 
 FACTS = 'run', 'seed', 'way', 'steps', 'tokens', 'flops', 'all_flops', 'layers', 'parameters'
 
@@ -46,11 +52,13 @@ class Options(Ways, Asked):
     partners: bool = True       # for each arm the first one with its training FLOPs
     seeds: str = '3'            # how many, or which, such as 4-7
     more: str = ''              # settings of every run
-    measures: tuple[Literal['loss', 'text', 'log_prob'], ...] = ('loss', 'text', 'log_prob')
+    measures: tuple[str, ...] = ('loss', 'text', 'log_prob')
     # the measures in the tables; (): the loss, that on text alone, the last answers
     show: tuple[str, ...] = ()
     drawn: tuple[str, ...] = ()     # the arms in the picture; (): all
-    out: Path = Path('out/compare')     # the folder of the runs, of rows.csv and of compare.png
+    # the folder of the runs. rows.csv and compare.png in it are of the last call; an earlier one
+    # makes its own again from the runs, in seconds
+    out: Path = Path('out/compare')
 
 
 def read_options(argv):
@@ -96,8 +104,37 @@ class Left(Exception):
     "A run that is not there, and why: it has diverged, or another call trains it."
 
 
+def tell(text):
+    "A line above the bar."
+    tqdm.write(text, file=sys.stderr)
+
+
 def is_whole(folder, steps):
     return checkpoint.exists(folder) and checkpoint.state_of(folder)['step'] == steps
+
+
+class Clock:
+    "Says once how long all runs may take, by the pace of the first twenty steps that are taken."
+
+    def __init__(self, flops):
+        self.flops_left, self.first, self.has_said = flops, None, False
+
+    def wait(self, process, folder):
+        "Until a run's process ends."
+        while not self.has_said and process.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=1)
+            lines = read_lines(folder / 'log.jsonl')
+            if lines:
+                now, last = time.monotonic(), lines[-1]
+                self.first = self.first or (now, last)
+                began, first = self.first
+                if last['step'] >= first['step'] + 20:
+                    pace = (now - began) / (last['flops'] - first['flops'])
+                    minutes = max(1, round(pace * self.flops_left / 60))
+                    tell(f'all that is to be trained may take {minutes} min')
+                    self.has_said = True
+        process.wait()
 
 
 def train(words, folder, refuse_edited, clock):
@@ -106,32 +143,22 @@ def train(words, folder, refuse_edited, clock):
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / 'line.txt').write_text(f'train {shlex.join(words)}\n')
-    about, before = folder / 'run.json', time.time_ns()
     with open(folder / 'said.txt', 'ab') as said:
         start = said.tell()
         process = subprocess.Popen([sys.executable, '-m', 'nanodepth', 'train', *words,
                                     f'--out_dir={folder}'], stdout=said, stderr=said,
                                    start_new_session=True)
-        try:
-            has_begun = False       # it writes run.json when it has read its config
-            while process.poll() is None or not has_begun:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(timeout=1)
-                if not has_begun and about.exists() and about.stat().st_mtime_ns >= before:
-                    refuse_edited()
-                    has_begun = True
-                has_begun |= process.poll() is not None
-                clock.look(folder)
-        except KeyboardInterrupt:
-            process.terminate()
-            process.wait()
-            raise
-        except BaseException:       # nobody knows by which settings it has begun
-            process.kill()
-            process.wait()
-            if is_new:
-                shutil.rmtree(folder)
-            raise
+    try:
+        while is_new and process.poll() is None and not (folder / 'run.json').exists():
+            time.sleep(0.1)         # it has not read its config yet
+        refuse_edited()
+        clock.wait(process, folder)
+    except BaseException as why:
+        process.terminate()
+        process.wait()
+        if is_new and isinstance(why, Refused):     # nobody knows by which settings it has begun
+            shutil.rmtree(folder)
+        raise
     if process.returncode:
         text = (folder / 'said.txt').read_bytes()[start:].decode(errors='replace')
         if re.search('so it was not taken|weights are not finite', text):
@@ -143,25 +170,6 @@ def train(words, folder, refuse_edited, clock):
                       f'({folder / "said.txt"} has all that it said)')
 
 
-class Clock:
-    "Says once how long all runs may take, by the pace of the first twenty steps that are taken."
-
-    def __init__(self, flops):
-        self.left, self.first, self.done = flops, None, False
-
-    def look(self, folder):
-        lines = read_lines(folder / 'log.jsonl')
-        if self.done or not lines:
-            return
-        now, last = time.monotonic(), lines[-1]
-        self.first = self.first or (now, last)
-        began, first = self.first
-        if last['step'] >= first['step'] + 20 and last['flops'] > first['flops']:
-            pace = (now - began) / (last['flops'] - first['flops'])
-            say(f'all that is to be trained may take {max(1, round(pace * self.left / 60))} min')
-            self.done = True
-
-
 def make(arms, name, seed, folder, made, clock):
     "An arm's model, made in its folder unless it is there whole. `made`: the (arm, seed) so far."
     for other in arms[name].begins:
@@ -170,18 +178,36 @@ def make(arms, name, seed, folder, made, clock):
 
     def refuse_edited():
         if arms.folder(name, seed) != folder:
-            raise Refused(f'{name}, or what it begins from, was edited after this command had '
-                          'begun: start it again')
+            raise Refused(f'{name}, what it begins from, or the code of training was edited after '
+                          'this command had begun: start it again')
     refuse_edited()
     config, words = arms.argv(name, seed)
-    if arms[name].is_cut:
-        if not checkpoint.exists(folder):
-            with contextlib.redirect_stdout(io.StringIO()):
-                cut.main([*words, f'--out={folder}'])
-            (folder / 'line.txt').write_text(f'cut {shlex.join(words)}\n')
-    elif not is_whole(folder, config.steps):
-        say(f'training {name}, seed {seed}, for {config.steps:,} steps')
+    if arms[name].is_cut and not checkpoint.exists(folder):
+        new = folder.with_name(f'{folder.name}.{os.getpid()}')      # whole, or not at all
+        shutil.rmtree(new, ignore_errors=True)
+        with contextlib.redirect_stdout(io.StringIO()):
+            cut.main([*words, f'--out={new}'])
+        (new / 'line.txt').write_text(f'cut {shlex.join(words)}\n')
+        new.rename(folder)
+    elif not arms[name].is_cut and not is_whole(folder, config.steps):
+        tell(f'training {name}, seed {seed}, for {config.steps:,} steps')
         train(words, folder, refuse_edited, clock)
+
+
+def flops_to_train(arms, places):
+    """The training FLOPs of all runs that are not there whole. What begins from another arm is
+    planned when that is there: until then it counts as much as the dearest."""
+    costs, unknown = [0], 0
+    for (name, seed), folder in places.items():
+        if arms[name].is_cut:
+            continue
+        if arms[name].begins:
+            unknown += not checkpoint.exists(folder)
+        else:
+            config, _ = arms.argv(name, seed)
+            if not is_whole(folder, config.steps):
+                costs.append(planned(config))
+    return sum(costs) + unknown * max(costs)
 
 
 # ------------------------------------------------------------------------------------ what is asked
@@ -198,28 +224,32 @@ def refuse(options, arms):
     for name in (*options.ways, *options.against, *options.against.values(), *options.drawn):
         check_choice('the arm', name, arms)
     refuse_unwritable(options.out / 'rows.csv')
+    measures_of(options)
     ours, theirs = parse_tasks(options.tasks)
-    names = {*ours, *(f'{task} log_prob' for task in ours), 'loss', 'text'}
+    names = {*ours, *(f'{task} log_prob' for task in ours), 'loss', *options.measures}
+    tried = {}                  # of the metric
     for name in arms.trained():
         config, _ = arms.config(name)
-        names |= {*Loader(config, options.data or config.data, 'val').kinds}
-        if not arms[name].begins:
-            for way in ways_of(options, name):
-                with way.apply(stretches(config)[-1][1]):
-                    pass
-    for name in () if theirs or options.metric else options.show:
+        val = Rows(options.data or config.data, config.batch_size, config.context)
+        names |= {*val.kinds} - {'text'}        # a measure, if it is asked
+        if arms[name].begins:
+            continue
+        model = stretches(config)[-1][1]
+        for way in ways_of(options, name):
+            with way.apply(model):
+                pass
+        if options.metric and not tried:        # a slip in it is told by a model of random weights
+            random = LM(model.config).to(checkpoint.pick_device(options.device)).eval()
+            random.order = model.order
+            is_read = {*options.measures} - OF_TASKS
+            with torch.no_grad():
+                tried = options.metric(random, val if is_read else None)
+    if taken := names & tried.keys():
+        raise Refused(f'the metric gives {min(taken)!r}, which is measured already: choose another '
+                      'name')
+    others = theirs or options.metric or {*options.measures} - {'loss', 'text', 'log_prob'}
+    for name in () if others else options.show:     # the names of others' scores are not known yet
         check_choice('--show', name, names)
-
-
-def rows_of(options, arms, name, seed, folder):
-    "evaluate's rows of an arm, and what its training was."
-    subject = Subject(folder, options)
-    ways = ways_of(options, name)
-    subject.check(ways)
-    found = subject.noted(ways, folder / 'notes.jsonl')
-    of_training = dict(steps=subject.state['step'], flops=subject.state['flops'])
-    return [row | of_training
-            for row in evaluate.rows_of(f'{name}-{seed}', name, subject, ways, found)]
 
 
 def wide(rows):
@@ -249,24 +279,20 @@ def draw(options, arms, folders):
     like = {name: name for name in arms.trained()}
     for name in like:
         like |= {partner: name for partner in arms.partners_of(name)}
-    rows = []
+    groups, costs = {}, ['flops', 'tokens']
     for (name, seed), folder in folders.items():
         if arms[name].is_cut or options.drawn and name not in options.drawn:
             continue
         config, _ = arms.argv(name, seed)
+        if config.init_from:            # of what it began from, tokens are not known
+            costs = ['flops']
         before = checkpoint.state_of(folder)['inherited_flops']
-        for line in read_log(folder):
-            row = dict(run=name, seed=seed, step=line['step'], depth=line['depth'],
-                       flops=float(before + line['flops']))
-            if not config.init_from:        # of what it began from, tokens are not known
-                row['tokens'] = float(line['tokens'])
-            if 'val_loss' in line and line['step'] >= in_steps(config.warmup_steps, config.steps):
-                row |= dict(loss=line['val_loss']) | {
-                    f'{kind} right': answers['accuracy']
-                    for kind, answers in line['kinds'].items() if kind != 'text'}
-            rows.append(row)
-    answers = list(dict.fromkeys(name for row in rows for name in row if name.endswith(' right')))
-    show(options.out / 'compare.png', draw_costs, rows, ['loss', *answers[-1:]], like)
+        log = [line | dict(flops=before + line['flops']) for line in read_log(folder)]
+        for line in log:
+            if line['step'] < in_steps(config.warmup_steps, config.steps):
+                line.pop('val_loss', None)
+        groups.setdefault(name, []).append(log)
+    show(options.out / 'compare.png', draw_costs, groups, costs, like)
 
 
 def main(argv=None):
@@ -279,29 +305,23 @@ def main(argv=None):
 
     jobs = [(name, seed) for seed in seeds for name in arms]
     places = {job: arms.folder(*job) for job in jobs}
-    trained = [job for job in jobs if not arms[job[0]].is_cut]
-    costs, missing = {}, []         # what begins from another arm is planned when that is there
-    for name, seed in trained:
-        if not arms[name].begins:
-            config, _ = arms.argv(name, seed)
-            costs[name, seed] = planned(config)
-            missing += [(name, seed)] * (not is_whole(places[name, seed], config.steps))
-        elif not checkpoint.exists(places[name, seed]):
-            missing.append((name, seed))
-    say(f'{len(trained)} runs of {len(arms.trained())} arms; to be trained: {len(missing)}')
-    clock = Clock(sum(costs.get(job, max(costs.values(), default=0)) for job in missing))
-
+    tell(f'{sum(not arms[name].is_cut for name, _ in jobs)} runs of {len(arms.trained())} arms')
+    clock = Clock(flops_to_train(arms, places))
     rows, made, left = [], {}, []
-    for name, seed in jobs:
+    for name, seed in tqdm(jobs, 'runs', unit='run'):
+        folder = places[name, seed]
         try:
-            make(arms, name, seed, places[name, seed], made, clock)
+            make(arms, name, seed, folder, made, clock)
         except Left as why:
             left.append(f'{name}, seed {seed}, is in no mean: {why}')
-            say(left[-1])
+            tell(left[-1])
             continue
-        made[name, seed] = places[name, seed]
-        if (name, seed) in trained:
-            rows += rows_of(options, arms, name, seed, places[name, seed])
+        made[name, seed] = folder
+        if not arms[name].is_cut:
+            subject = Subject(folder, options)
+            rows += subject.rows(ways_of(options, name), folder / 'notes.jsonl', group=name,
+                                 run=f'{name}-{seed}', steps=subject.state['step'],
+                                 flops=subject.state['flops'])
     if rows:
         measures = list(dict.fromkeys(row['measure'] for row in rows))
         answers = [row['measure'] for row in rows if row['kind'] == 'share']

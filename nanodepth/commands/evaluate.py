@@ -5,6 +5,7 @@ p, which is the probability of so uneven a split of the questions if up were as 
     nanodepth evaluate out/lidas-* out/baseline-* --against=baseline        # seed by seed
 """
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,17 +13,15 @@ from typing import Literal
 from tqdm import tqdm
 
 from nanodepth.common.errors import Refused, check_choice
-from nanodepth.train import read
-from nanodepth.retrofit import core_of
-from nanodepth.scoring.scores import (Asked, Subject, compared, interval, notes_beside,
-                                      parse_tasks)
-from nanodepth.scoring.way import Way, Ways, layers_and_order, name_of, read_ways
-from nanodepth.looping.layers import is_ours
-from nanodepth.models.checkpoint import cost_of, named_models
-from nanodepth.report.contrasts import beside, difference, spelled
+from nanodepth.models.checkpoint import named_models
+from nanodepth.report.contrasts import beside, difference, mean_of, spelled
 from nanodepth.report.plot import PICTURES, draw_curves, show
-from nanodepth.report.tables import (change_in_words, columns, groups_of, named_after, number,
-                                     over_seeds, where, write_csv)
+from nanodepth.report.tables import (change_in_words, columns, grouped, groups_of, named_after,
+                                     number, over_seeds, where, write_csv)
+from nanodepth.retrofit import core_of
+from nanodepth.scoring.rows import Asked, Subject, notes_beside
+from nanodepth.scoring.way import Way, Ways, read_ways
+from nanodepth.train import read
 
 
 @dataclass(kw_only=True)
@@ -39,45 +38,6 @@ class Options(Ways, Asked):
     out: Path | None = None
 
 
-def facts(state, model, way=Way(), runs=None):
-    """What a checkpoint is, in a way that runs so many layers, and what it cost. A forward pass
-    costs a third of a training step."""
-    flops = math.nan
-    with way.apply(model):
-        layers, order = layers_and_order(model)
-        if is_ours(model):
-            how = dict(backprop_depth=core.r) if (core := core_of(model)) else {}
-            flops = model.flops_per_token(**how) // 3
-    config = state.get('config') or {}          # of what a run begins from, tokens are not kept
-    tokens = math.nan if config.get('init_from') else state.get('tokens', math.nan)
-    return dict(loop=name_of(order), unique=len(layers), depth=runs or len(order),
-                params=sum(p.numel() for p in model.parameters()), inference_flops=flops,
-                training_flops=cost_of(state), tokens=tokens)
-
-
-def rows_of(name, group, subject, ways, found):
-    """[a row for each way and measure] of {way: {measure: Score}}; the first way is the plain
-    one. `data` is what the measure was taken on, where that is no task."""
-    tasks = tuple(name for names in parse_tasks(subject.asked.tasks) for name in names)
-    seed = (subject.state.get('config') or {}).get('seed', 0)
-    rows = []
-    for way in ways:
-        scores, plain = found[str(way)], found[str(ways[0])]
-        layers = way.cost(subject.model)
-        about = facts(subject.state, subject.model, way, layers)
-        for measure, score in scores.items():
-            change = compared(plain[measure], score)
-            row = dict(run=name, group=group, seed=seed, way=str(way), layers=layers,
-                       measure=measure, kind=score.kind, mean=score.mean, error=score.error,
-                       n=len(score.answers) or None, chance=score.chance, change=change.mean,
-                       change_error=change.error, p=change.p,
-                       data='' if measure.startswith(tasks) else subject.data()) | about
-            if score.kind == 'share' and score.answers and {*score.answers} <= {0, 1}:
-                row['low'], row['high'] = interval(sum(score.answers), len(score.answers))
-            rows.append(row)
-    return rows
-
-
 # --------------------------------------------------------------------------------------- the tables
 
 def cell(row):
@@ -86,7 +46,7 @@ def cell(row):
     seeds = row['seeds'] > 1        # the error over the seeds, or else over the questions
     error = row['mean se'] if seeds else row['error']
     text = number(row['mean'], math.nan if error is None else error, percent)
-    if row['way'] == str(Way()):
+    if row['way'] == str(Way()) or math.isnan(row['change']):
         return text
     change = change_in_words(row['change'], row['change se'] if seeds else row['change_error'],
                              None if seeds else row['p'], percent)
@@ -94,7 +54,8 @@ def cell(row):
 
 
 def print_tables(rows):
-    "What the models are, where there are several; then the scores."
+    "Averaged over seeds: what the models are, where there are several; then the scores."
+    rows = over_seeds(rows, ['way', 'measure'], ['mean', 'change'])
     models = {row['run']: row for row in reversed(rows) if row['way'] == str(Way())}
     if len(models) > 1:
         print(columns([['run', 'loop', 'unique', 'deep', 'params', 'FLOPs/token', 'training FLOPs'],
@@ -137,7 +98,7 @@ def print_differences(rows, bases, measures=(), margins={}):
     """For each measure a table: the means over seeds, and how they differ from others, seed by
     seed. bases: {group: the groups it is compared with}."""
     plain, compared_here = str(Way()), 0
-    costs = {row['group']: row['training_flops'] for row in rows}
+    costs = {group: mean_of(its, 'training_flops') for group, its in grouped(rows).items()}
     base = next(iter(bases.values()), [''])[0]
     for measure in measures or dict.fromkeys(row['measure'] for row in rows):
         lines = [['model', 'way', 'FLOPs', 'seeds', measure, 'compared with', 'difference', 'p',
@@ -150,12 +111,13 @@ def print_differences(rows, bases, measures=(), margins={}):
             pairs = beside(its, {other: its for other, its in others.items() if its})
             if way != plain:
                 pairs = [(plain, where(here, group=group, way=plain))]
-            share = costs[group] / costs.get(base, math.nan)
+            share = costs[group] / (costs.get(base) or math.nan)
             first = [group, way, '' if math.isnan(share) else f'{share:.0%}', f'{len(its)}',
                      spelled([row['mean'] for row in its], its[0]['kind'])]
             for words, other in pairs or [('', [])]:
-                lines.append(first + [words, *difference(its, other, margins)])
-                compared_here += bool(other)
+                cells = difference(its, other, margins)
+                lines.append(first + [words, *cells])
+                compared_here += any(cells)
                 first = [''] * len(first)
         if {line[1] for line in lines[1:]} <= {plain, ''}:
             lines = [line[:1] + line[2:] for line in lines]
@@ -184,11 +146,11 @@ def draw(rows, ways, x, out):
         if x is None:
             at = list(ways).index(row['way'])
         elif x == 'shots':
-            measure, comma, shots = measure.rpartition(', ')
-            if not comma:
+            match = re.fullmatch(r'(.*), (\d+) shots(.*)', measure)
+            if not match:
                 continue        # what is measured without any
             line = '' if plain else row['way']
-            at = int(shots.removesuffix(' shots'))
+            measure, at = match[1] + match[3], int(match[2])
         elif x == 'r':
             at = way.r
         elif not plain:
@@ -206,7 +168,7 @@ def draw(rows, ways, x, out):
 def main(argv=None):
     options = read(Options, argv, ['models'])
     ways = [Way(), *read_ways(options)]
-    if options.x and len(getattr(options, options.x)) < 2:
+    if options.x and len(getattr(options, options.x) or ()) < 2:
         raise Refused(f'--x={options.x} draws over several values: give --{options.x}=1,2,4')
     paths = named_models(options.models)
     groups = groups_of(paths)
@@ -222,17 +184,15 @@ def main(argv=None):
         # beside a recurrent model, an ordinary one is a row to compare with
         recurs = core_of(subject.model)
         its_ways = ways[:1] if options.r and len(paths) > 1 and not recurs else ways
-        subject.check(its_ways)
         if subject.data() != first.data():      # the same questions, or there is no comparing
             raise Refused(f'{first.path} is measured on {first.data()}, and {path} on '
                           f'{subject.data()}: give --data, so that both answer the same, or leave '
                           'the loss out by --measures=')
-        found = subject.noted(its_ways, notes)
-        rows += rows_of(name, groups[name], subject, its_ways, found)
+        rows += subject.rows(its_ways, notes, run=name, group=groups[name])
     if options.r and not any('--r=' in row['way'] for row in rows):
         raise Refused(f'--r={options.r} is for models with a recurrent core, and none of these has '
                       'one')
-    print_tables(over_seeds(rows, ['way', 'measure'], ['mean', 'change']))
+    print_tables(rows)
     if options.against:
         print()
         print_differences(rows, {group: options.against for group in groups.values()

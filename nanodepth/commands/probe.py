@@ -1,9 +1,8 @@
 """One page for several models: every probe as a picture, with the models side by side on one scale
-and a sentence on how to read it. A probe is a function from a model to rows of numbers (probe.py,
-scoring/lens.py), and a row of PROBES says how they are drawn.
+and a sentence on how to read it. A probe is a measure whose numbers have places, such as depths
+(scoring/rows.py, probe.py, scoring/lens.py), and a row of PROBES says how they are drawn.
     nanodepth probe out/baseline out/lidas          # writes out/probe/index.html
 """
-import contextlib
 import functools
 import html
 import itertools
@@ -18,7 +17,6 @@ from tqdm import tqdm
 from nanodepth import probe
 from nanodepth.common.errors import Refused, check_choice
 from nanodepth.common.files import replace
-from nanodepth.train import read
 from nanodepth.looping.layers import device_of
 from nanodepth.models.checkpoint import family_of, is_hugging_face, named_models
 from nanodepth.models.hf import config_of, lacking
@@ -27,18 +25,16 @@ from nanodepth.report.plot import draw_curves, draw_maps, show
 from nanodepth.report.tables import columns, groups_of, number, over_seeds, write_csv
 from nanodepth.retrofit import core_of, parts_of
 from nanodepth.scoring.lens import exit_at, quality, train_lens
-from nanodepth.scoring.scores import Asked, Subject, ask, open_data, parse_tasks
+from nanodepth.scoring.measure import measure
+from nanodepth.scoring.rows import Asked, NotHere, Subject, notes_beside
+from nanodepth.scoring.scores import ask, open_data, parse_tasks
 from nanodepth.scoring.way import Ways, name_of, read_way
 from nanodepth.text.primitives import TASKS, TOY_TASKS
-from nanodepth.scoring.measure import measure
+from nanodepth.train import read
 
 
 @dataclass(kw_only=True)
-class Options(Ways, Asked):
-    # folders that train.py wrote, or Hugging Face checkpoints; runs NAME-SEED, trained with that
-    # seed, are averaged
-    models: list[str]
-    only: tuple[str, ...] = ()      # some of the probes: depth_score,heatmap,norms; (): all
+class Looked(Asked):
     # how many validation rows are looked at (the papers: 20 examples)
     count: int = 20
     length: int | None = None       # tokens of each; None: whole rows
@@ -51,27 +47,23 @@ class Options(Ways, Asked):
     lens_lr: float = 1e-3           # Adam's rate for it
     # auto: as evaluate has it, but the largest of many changes would then hold rounding errors too
     dtype: Literal['auto', 'float32', 'bfloat16'] = 'float32'
-    out: Path = Path('out/probe')   # the folder of the page
+
+
+@dataclass(kw_only=True)
+class Options(Ways, Looked):
+    # folders that train.py wrote, or Hugging Face checkpoints; runs NAME-SEED, trained with that
+    # seed, are averaged
+    models: list[str]
+    only: tuple[str, ...] = ()      # some of the probes: depth_score,heatmap,norms; (): all
+    # the folder of the page; index.jsonl has all that was measured
+    out: Path = Path('out/probe')
 
 
 # ------------------------------------------------------------------------------------- the subject
 
-@contextlib.contextmanager
-def counted(model, what):
-    "A bar of how many passes the model has made in here, which its last layer counts."
-    def count(*_):
-        bar.update()
-    with (tqdm(desc=what, unit='pass', leave=False) as bar,
-          model.layers[-1].register_forward_hook(count)):
-        yield
-
-
-class NotHere(ValueError):
-    "A probe that makes no sense for this model."
-
-
 class Probed(Subject):
     "A Subject, and the tokens that all probes look at."
+    asks = Looked
 
     def __init__(self, path, args):
         for name in parse_tasks(args.tasks)[1]:
@@ -81,7 +73,7 @@ class Probed(Subject):
             raise Refused(f'{path}: the probes look into models of ours, and what becomes ours: '
                           f'Llama and Qwen. This one asks for {lacks}')
         super().__init__(path, args)
-        self.args = args
+        self.measures = {name: PROBES[name].measure for name in chosen(args.only)}
         self.tokens, self.targets = (rows.to(device_of(self.model)) for rows in
                                      rows_of(self.val, args.count, args.length))
 
@@ -89,28 +81,24 @@ class Probed(Subject):
         return open_data(self.path, self.state, self.model, self.asked.data, seed=1,
                          rows=self.asked.rows)
 
-    @property
-    def order(self):
-        return self.model.unrolled()
-
     @functools.cached_property
     def lens(self):
         "A tuned lens, of rows that neither the model was trained on nor the probes look at."
-        looked_at = max(-(-self.args.count // self.val.batch_size), self.args.batches,
+        looked_at = max(-(-self.asked.count // self.val.batch_size), self.asked.batches,
                         min(8, len(self.val) // 2))
         if looked_at >= len(self.val):
             raise NotHere(f'its validation data have {len(self.val)} batches, and the probes look '
                           f'at {looked_at}: none is left to train a lens on')
-        lens = train_lens(self.model, self.val, self.args.lens_steps, self.args.lens_lr,
+        lens = train_lens(self.model, self.val, self.asked.lens_steps, self.asked.lens_lr,
                           progress=True, batches=range(looked_at, len(self.val)))
         if not all(p.isfinite().all() for p in lens.parameters()):
-            raise Refused(f'the lens is not finite after {self.args.lens_steps} steps: lower '
-                          f'--lens_lr={self.args.lens_lr:g}')
+            raise Refused(f'the lens is not finite after {self.asked.lens_steps} steps: lower '
+                          f'--lens_lr={self.asked.lens_lr:g}')
         return lens
 
     def score(self, answer):
         "{'loss', the accuracy on each task} of a callable tokens -> logits."
-        scores = dict(loss=measure(answer, self.val, self.args.batches)[0])
+        scores = dict(loss=measure(answer, self.val, self.asked.batches)[0])
         for name, questions in self.questions.items():
             scores[name] = ask(answer, self.tokenizer, questions).mean
         return scores
@@ -130,17 +118,13 @@ def rows_of(val, count, length):
     return tokens, targets
 
 
-def examples(val, count, length):
-    return rows_of(val, count, length)[0]
-
-
 # --------------------------------------------------------------------------------------- the probes
 
 def depth_score(c):
-    with counted(c.model, 'depth score'):
-        score, changes = probe.depth_score(c.model, c.tokens)
-    return [dict(depth=d, change=v, share=v / max(1e-30, changes.sum().item()), score=score)
-            for d, v in enumerate(changes.tolist())]
+    score, changes = probe.depth_score(c.model, c.tokens)
+    total = max(1e-30, changes.sum().item())
+    return [(dict(depth=d), dict(change=change, share=change / total, score=score))
+            for d, change in enumerate(changes.tolist())]
 
 
 def heatmap(c, part):
@@ -150,27 +134,26 @@ def heatmap(c, part):
             continue            # an adapter's output is no sum of earlier updates
         setting = (f'{"future" if future else "all"} tokens, '
                    f'{"propagated" if propagate else "local"}')
-        with counted(c.model, f'{setting}, {part}'):
-            changes = probe.future_effects(c.model, c.tokens, part=part, propagate=propagate,
-                                           future=future).tolist()
-        rows += [dict(setting=setting, erased=s, observed=d, change=changes[s][d])
+        changes = probe.future_effects(c.model, c.tokens, part=part, propagate=propagate,
+                                       future=future).tolist()
+        rows += [(dict(setting=setting, erased=s, observed=d), dict(change=changes[s][d]))
                  for s in range(len(changes)) for d in range(s + 1, len(changes))]
     return rows
 
 
 def norms(c):
     means = probe.residual_norms(c.model, c.tokens)
-    return [dict(depth=d) | {name: values[d].item() for name, values in means.items()}
-            for d in range(len(c.order))]
+    return [(dict(depth=d), {name: values[d].item() for name, values in means.items()})
+            for d in range(len(means['stream']))]
 
 
 def similarity(c, blocks=False):
-    size = c.args.block if blocks else 1
+    size = c.asked.block if blocks else 1
     if len(c.model.layers) % size:
         raise NotHere(f'its {len(c.model.layers)} layers do not divide into blocks of {size}')
     matrix = probe.block_similarity(c.model, size).tolist()
-    return [dict(layer=i, other=j, lag=abs(i - j), cosine=v) for i, row in enumerate(matrix)
-            for j, v in enumerate(row)]
+    return [(dict(layer=i, other=j, lag=abs(i - j)), dict(cosine=cosine))
+            for i, row in enumerate(matrix) for j, cosine in enumerate(row)]
 
 
 def rearranged(change, *sizes):
@@ -178,11 +161,10 @@ def rearranged(change, *sizes):
     def measure(c):
         if core_of(c.model):
             raise NotHere('a recurrent core takes no other order of its layers')
-        with counted(c.model, 'other orders'):
-            rows = probe.order_sweep(c.model, c.score, change, sizes)
+        rows = probe.order_sweep(c.model, c.score, change, sizes)
         if len(rows) == 1:
             raise NotHere(f'its {len(c.model.order)} layers are too few for such blocks')
-        return rows
+        return [(dict(size=row.pop('size'), start=row.pop('start')), row) for row in rows]
     return measure
 
 
@@ -190,8 +172,8 @@ def early_exit(c):
     rows = []
     for name, lens in (('logit lens', None), ('tuned lens', c.lens)):
         kl, overlap = quality(c.model, lens, c.tokens)
-        rows += [dict(lens=name, depth=d, KL=kl[d].item(), overlap=overlap[d].item())
-                 | c.score(exit_at(c.model, d, lens)) for d in range(len(kl))]
+        rows += [(dict(lens=name, depth=d), dict(KL=kl[d].item(), overlap=overlap[d].item())
+                  | c.score(exit_at(c.model, d, lens))) for d in range(len(kl))]
     return rows
 
 
@@ -236,8 +218,8 @@ def passes(c):
                       'settled (%)': same[k:].all(0)}
             if k:
                 shares['changed (%)'] = now != at_once[k - 1]
-            rows.append({'reading': reading, 'pass': k + 1} | {
-                name: 100 * share.float().mean().item() for name, share in shares.items()})
+            rows.append(({'reading': reading, 'pass': k + 1}, {
+                name: 100 * share.float().mean().item() for name, share in shares.items()}))
     return rows
 
 
@@ -256,15 +238,15 @@ COSINES = 'layer', 'other', 'cosine', None
 # LAMBADA, and here it is done on the data at hand.
 PROBES = dict(
     depth_score=Probe(depth_score, 'depth', only=('change',)),
-    heatmap=Probe(functools.partial(heatmap, part='layer'), maps=EFFECTS),
-    heatmap_attn=Probe(functools.partial(heatmap, part='attn'), maps=EFFECTS),
-    heatmap_mlp=Probe(functools.partial(heatmap, part='mlp'), maps=EFFECTS),
+    heatmap=Probe(lambda c: heatmap(c, 'layer'), maps=EFFECTS),
+    heatmap_attn=Probe(lambda c: heatmap(c, 'attn'), maps=EFFECTS),
+    heatmap_mlp=Probe(lambda c: heatmap(c, 'mlp'), maps=EFFECTS),
     norms=Probe(norms, 'depth'),
     swap=Probe(rearranged(probe.swap_blocks, 1, 2, 4, 8), 'start', 'size'),
     skip=Probe(rearranged(probe.skip_blocks, 1, 2, 4, 8), 'start', 'size'),
     reverse=Probe(rearranged(probe.reverse_block, 2, 4, 8), 'start', 'size'),
     similarity=Probe(similarity, maps=COSINES),
-    block_similarity=Probe(functools.partial(similarity, blocks=True), maps=COSINES),
+    block_similarity=Probe(lambda c: similarity(c, blocks=True), maps=COSINES),
     early_exit=Probe(early_exit, 'depth', 'lens'),
     passes=Probe(passes, 'pass', 'reading'))
 # {probe: its title, and how to read it}
@@ -318,51 +300,6 @@ def chosen(only):
     return [name for name in PROBES if name in only or not only]
 
 
-def make(args):
-    names = chosen(args.only)
-    way = read_way(args)
-    if way.dials:
-        raise Refused(f'{way}: the probes look at each layer as it is, so they take --loop and '
-                      '--r, and no window')
-    paths = named_models(args.models)
-    groups = groups_of(paths)
-    folder = args.out
-    folder.mkdir(parents=True, exist_ok=True)
-    rows = {name: [] for name in names}
-    notes = []
-    try:
-        for run, path in tqdm(paths.items(), desc='models', unit='model'):
-            subject = Probed(path, args)
-            with way.apply(subject.model):
-                notes += look(run, groups[run], subject, rows)
-    # show what has been measured, even if a later model fails
-    finally:
-        drawn = [name for name in names if rows[name]]
-        for name in drawn:
-            write_csv(rows[name], folder / f'{name}.csv')
-            draw(name, rows[name], folder)
-        if drawn:
-            write_index(folder, drawn, notes)
-    print('\n'.join(notes))
-    print_scores(rows.get('depth_score', []))
-    print(f'page: {folder / "index.html"}')
-
-
-def look(run, group, subject, rows):
-    "Add the rows of every probe; the notes of what was looked at."
-    n, T = subject.tokens.shape
-    notes = [f'{run}: {len(subject.order)} layers deep, {len({*subject.order})} of their own '
-             f'({name_of(subject.order)}); looked at with {n} rows of {T} tokens, t at '
-             f'{"every position" if T <= 32 else "16 drawn positions"}']
-    for name in tqdm(rows, desc=run, unit='probe', leave=False):
-        try:
-            rows[name] += [dict(run=run, group=group, **row)
-                           for row in PROBES[name].measure(subject)]
-        except NotHere as error:
-            notes.append(f'{run} is not in {name}: {error}')
-    return notes
-
-
 def print_scores(rows):
     "The depth scores, averaged over seeds."
     last = {row['run']: row for row in rows}        # the deepest layer's
@@ -376,4 +313,31 @@ def print_scores(rows):
 
 
 def main(argv=None):
-    make(read(Options, argv, ['models']))
+    options = read(Options, argv, ['models'])
+    rows = {name: [] for name in chosen(options.only)}
+    way = read_way(options)
+    if way.dials:
+        raise Refused(f'{way}: the probes look at each layer as it is, so they take --loop and '
+                      '--r, and no window')
+    paths = named_models(options.models)
+    groups, folder, lines = groups_of(paths), options.out, []
+    notes = notes_beside(folder / 'index.html')
+    for run, path in tqdm(paths.items(), desc='models', unit='model'):
+        subject = Probed(path, options)
+        with way.apply(subject.model):
+            order, (n, T) = subject.model.unrolled(), subject.tokens.shape
+        for name, places in subject.noted([way], notes)[str(way)].items():
+            rows[name] += [dict(run=run, group=groups[run]) | place | numbers
+                           for place, numbers in places]
+        lines.append(f'{run}: {len(order)} layers deep, {len({*order})} of their own '
+                     f'({name_of(order)}); looked at with {n} rows of {T} tokens, t at '
+                     f'{"every position" if T <= 32 else "16 drawn positions"}')
+        lines += [f'{run} is not in {name}: {why}' for name, why in subject.left_out.items()]
+    drawn = [name for name in rows if rows[name]]
+    for name in drawn:
+        write_csv(rows[name], folder / f'{name}.csv')
+        draw(name, rows[name], folder)
+    write_index(folder, drawn, lines)
+    print('\n'.join(lines))
+    print_scores(rows.get('depth_score', []))
+    print(f'page: {folder / "index.html"}')

@@ -10,17 +10,16 @@ from pathlib import Path
 
 import numpy as np
 
-from nanodepth.commands.evaluate import print_tables, rows_of
+from nanodepth.commands.evaluate import print_tables
 from nanodepth.common.errors import Refused
-from nanodepth.train import read
-from nanodepth.scoring.lm_eval_scores import SHARES
-from nanodepth.scoring.scores import Asked, Subject, compared, notes_beside
-from nanodepth.scoring.way import Way, Ways, depth_in, layers_and_order, read_ways
 from nanodepth.loop import repeat_block
 from nanodepth.looping.layers import pick_window
 from nanodepth.models.checkpoint import named_models
-from nanodepth.report.tables import (error_of, mean, named_after, number, over_seeds, where,
-                                     write_csv)
+from nanodepth.report.tables import mean, named_after, number, where, write_csv
+from nanodepth.scoring.lm_eval_scores import SHARES
+from nanodepth.scoring.rows import Asked, Subject, notes_beside
+from nanodepth.scoring.way import Way, Ways, depth_in, layers_and_order, read_ways
+from nanodepth.train import read
 
 
 @dataclass(kw_only=True)
@@ -63,54 +62,30 @@ def ways_of(options, model):
 
 # ---------------------------------------------------------------------------- screening and judging
 
-def better(measure, kind):
-    "-1 where less is better."
-    return -1 if kind == 'nats' or measure.endswith('(less is better)') else 1
+PARTS = 'screen', 'judge'
 
 
-def gain(row):
-    "A change for the better, of a row of evaluate's."
-    return better(row['measure'], row['kind']) * row['change']
+def gain(row, change):
+    "A change for the better: of a loss, and where its name says so, less is better."
+    less = row['kind'] == 'nats' or row['measure'].endswith('(less is better)')
+    return -change if less else change
 
 
-def gains_of(measure, plain, score):
-    "The same of each question; [] where a score is no mean over them, as a perplexity."
-    if compared(plain, score).error is None:
-        return []
-    sign = better(measure, score.kind)
-    return [sign * (b - a) for a, b in zip(plain.answers, score.answers)]
-
-
-def ranked_by(subject, rows):
+def ranked_by(rows):
     """What the ways are ranked by: a share of right answers for each task (of a benchmark its
     first), without tasks the loss. Tasks go first, because the authors found that held-out loss and
     accuracy go against each other."""
-    of_data = ['loss', *(subject.val.kinds if subject.val else ())]
+    of_tasks = [row for row in rows if not row['data']]
     first = {}
-    for row in rows:
+    for row in of_tasks:
         task, _, metric = row['measure'].rpartition(' ')
-        if row['kind'] == 'share' and row['measure'] not in of_data:
+        if row['kind'] == 'share':
             first.setdefault(task if metric in SHARES else row['measure'], row['measure'])
-    for row in rows:
+    for row in of_tasks:
         if row['kind'] == 'score' and row['measure'].partition(' ')[0] not in first:
             raise Refused(f'{row["measure"]} is no share of right answers, and nothing can be '
                           'ranked by it: leave its task out')
     return list(first.values()) or [rows[0]['measure']]
-
-
-PARTS = 'screen', 'judge'
-
-
-def half(scores, part):
-    """The same scores by every other answer, from the first or the second on. What has no answers
-    to halve, as a perplexity, is neither screened nor judged."""
-    halves = {}
-    for measure, score in scores.items():
-        known = all(isinstance(answer, (int, float)) for answer in score.answers)
-        some = score.answers[part::2] if known else []
-        if some:
-            halves[measure] = score._replace(mean=mean(some), error=error_of(some), answers=some)
-    return halves
 
 
 def search(name, path, options, notes):
@@ -124,31 +99,29 @@ def search(name, path, options, notes):
     tried = {str(Way()): Way()} | ways
     if not (options.blocks or options.loop or options.r):
         tried.setdefault(str(recipe), recipe)
-    subject.check(tried.values())
-    found = subject.noted(tried.values(), notes)
-    halves = [{way: half(scores, part) for way, scores in found.items()} for part in (0, 1)]
-    for part, scores in zip(PARTS, halves):
-        if not scores[str(Way())]:
-            raise Refused(f'{path}: what is asked has too few answers to {part} by: give more '
-                          'questions or more data')
-    screened = rows_of(name, name, subject, [*tried.values()], halves[0])
-    ranked = ranked_by(subject, screened)
-    gains = {way: mean([gain(row) for row in where(screened, way=way) if row['measure'] in ranked])
-             for way in ways}
+    parts = {part: subject.rows([*tried.values()], notes, offset, part=part, run=name, group=name)
+             for offset, part in enumerate(PARTS)}
+    ranked = ranked_by(parts['screen']) if parts['screen'] else []
+    known = {row['measure'] for row in where(parts['judge'], way=str(Way()))}
+    if not ranked or not known.issuperset(ranked):
+        raise Refused(f'{path}: what is asked has too few answers to screen by some and judge by '
+                      'others: give more questions or more data')
+    by_way = {way: [row for row in where(parts['screen'], way=way) if row['measure'] in ranked]
+              for way in ways}
+    tries = {way: its for way, its in by_way.items() if len(its) == len(ranked)}    # none diverged
+    gains = {way: mean([gain(row, row['change']) for row in its]) for way, its in tries.items()}
     best = sorted(gains, key=lambda way: (math.isnan(gains[way]), -gains[way]))[:options.best]
-    chosen = [way for way in tried if way not in ways or way in best or way == str(recipe)]
-    judged = rows_of(name, name, subject, [tried[way] for way in chosen], halves[1])
+    shown = [way for way in tried if way not in ways or way in best or way == str(recipe)]
+    parts['judge'] = [row for row in parts['judge'] if row['way'] in shown]
     print(f'\n{name}: {len(ways)} ways searched, {sum(v > 0 for v in gains.values())} with a gain '
           f'in {" and ".join(ranked)}')
-    plain = halves[0][str(Way())]
-    print(luck([[gains_of(m, plain[m], halves[0][way][m]) for m in ranked] for way in ways],
-               all(plain[m].kind == 'share' for m in ranked)), end='')
-    for part, rows in zip(PARTS, (screened, judged)):
+    print(luck([[[gain(row, change) for change in row['changes']] for row in its]
+                for its in tries.values()],
+               all(row['kind'] == 'share' for its in tries.values() for row in its)), end='')
+    for part, rows in parts.items():
         print(f'\n{part}:')
-        print_tables(over_seeds([row for row in rows if row['way'] in chosen],
-                                ['way', 'measure'], ['mean', 'change']))
-    return [dict(part=part) | row for part, of_part in zip(PARTS, (screened, judged))
-            for row in of_part]
+        print_tables([row for row in rows if row['way'] in shown])
+    return sum(parts.values(), [])
 
 
 def main(argv=None):

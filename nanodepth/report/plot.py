@@ -134,34 +134,25 @@ def answers_to(kind):
 COSTS = dict(flops='training FLOPs', tokens='tokens')
 
 
-def draw_costs(rows, values, like):
-    """rows: what each run and seed had measured at a step, and what it had cost until then. A row
-    of panels for each value, and a column for each cost, which is that of the first seed. like:
-    {run: the run whose colour it has}, dashed if that is another one. Dotted lines show where a
-    model became deeper."""
-    costs = [cost for cost in COSTS if all(isinstance(row.get(cost), float) for row in rows)]
-    fig, axes = figure(len(values), len(costs), (3.7 * len(costs), 0.8 + 2.7 * len(values)),
+def draw_costs(groups, costs, like):
+    """groups: {name: [one log per seed]}. A row of panels for the loss, and one for the last kind
+    of answers; a column for each of the costs. like: {name: the run whose colour it has}, dashed if
+    that is another one. Dotted lines show where a model became deeper."""
+    kinds = ['loss', *[kind for kind in kinds_of(groups) if kind != 'text'][-1:]]
+    fig, axes = figure(len(kinds), len(costs), (3.7 * len(costs), 0.8 + 2.7 * len(kinds)),
                        sharex='col', sharey='row')
     colours = dict(zip(dict.fromkeys(like.values()), COLOURS * 9))
-    for run, its in grouped(rows).items():
-        style = dict(colour=colours[like[run]], lw=2, ls='-' if like[run] == run else '--')
-        seeds = list(dict.fromkeys(row['seed'] for row in its))
-        first = {row['step']: row for row in where(its, seed=seeds[0])}
-        steps = [step for step in first if len(where(its, step=step)) == len(seeds)]
-        name = f'{run} ({len(seeds)} seeds)' if len(seeds) > 1 else run
-        deeper = [row for before, row in itertools.pairwise(first.values())
-                  if row['depth'] > before['depth']]
-        for line, value in zip(axes, values):
-            shown = [row for row in its if row['step'] in steps
-                     and isinstance(row.get(value), float)]
+    for name, logs in groups.items():
+        style = dict(colour=colours[like[name]], lw=2, ls='-' if like[name] == name else '--',
+                     label=f'{name} ({len(logs)} seeds)' if len(logs) > 1 else name)
+        for line, kind in zip(axes, kinds):
             for ax, cost in zip(line, costs):
-                curve(ax, [row | {cost: first[row['step']][cost]} for row in shown], cost, value,
-                      label=name, factor=1 if value == 'loss' else 100, **style)
-                for row in deeper:
-                    ax.axvline(row[cost], color=style['colour'], ls=':', lw=1.3, zorder=0)
-    for line, value in zip(axes, values):
-        line[0].set_ylabel('validation loss (nats per token)' if value == 'loss' else
-                           answers_to(value.removesuffix(' right')))
+                curve(ax, measured(logs), cost, kind, factor=1 if kind == 'loss' else 100, **style)
+                for grown in growths(logs[0]):
+                    ax.axvline(grown[cost], color=style['colour'], ls=':', lw=1.3, zorder=0)
+    for line, kind in zip(axes, kinds):
+        line[0].set_ylabel('validation loss (nats per token)' if kind == 'loss' else
+                           answers_to(kind))
     for ax, cost in zip(axes[-1], costs):
         ax.set_xlabel(COSTS[cost])
     fig.legend(*axes[0][0].get_legend_handles_labels(), frameon=False, fontsize=9, ncols=1,

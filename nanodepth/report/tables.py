@@ -92,8 +92,12 @@ def over_seeds(rows, settings, kinds):
     for group, group_rows in grouped(rows).items():
         for at in dict.fromkeys(tuple(row[key] for key in settings) for row in group_rows):
             seeds = where(group_rows, **dict(zip(settings, at)))
-            means = {key: mean([row[key] for row in seeds]) for key, value in seeds[0].items()
-                     if isinstance(value, (int, float)) and key not in settings}
+            means = {}
+            for key in dict.fromkeys(key for row in seeds for key in row):
+                values = [row.get(key) for row in seeds]
+                numbers = [value for value in values if isinstance(value, (int, float))]
+                if numbers and key not in settings:     # None where a seed has no such number
+                    means[key] = mean(numbers) if len(numbers) == len(values) else None
             errors = {f'{kind} se': standard_error([row[kind] for row in seeds]) for kind in kinds}
             averaged.append(seeds[0] | means | dict(run=group, seeds=len(seeds)) | errors)
     return averaged
@@ -135,8 +139,10 @@ def p_value(changes):
 
 
 def as_csv(rows):
+    "Rows as CSV, without what is a list in them."
+    names = dict.fromkeys(key for row in rows for key in row if not isinstance(row[key], list))
     file = io.StringIO(newline='')
-    writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
+    writer = csv.DictWriter(file, list(names), extrasaction='ignore')
     writer.writeheader()
     writer.writerows(rows)
     return file.getvalue().encode()

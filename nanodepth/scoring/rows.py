@@ -1,0 +1,349 @@
+"""One loop for evaluate, sweep, probe and compare: a model is opened, runs in some ways, and each
+measure is called in each way. What a measure gives is noted in a file at once, so that a command
+that was stopped goes on. Then it becomes rows, which say how each way differs from the first one.
+Usage: Subject('out/retrofit', Asked()).rows([Way(), Way(r=8)], Path('notes.jsonl'))
+"""
+import ast
+import contextlib
+import functools
+import hashlib
+import inspect
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Literal
+
+import torch
+from tqdm import tqdm
+
+from nanodepth import __version__
+from nanodepth.common.errors import Refused, check_choice, say
+from nanodepth.common.files import on_hub, refuse_unwritable
+from nanodepth.looping.layers import is_ours
+from nanodepth.models.checkpoint import BROUGHT, cost_of, open_any, pick_device
+from nanodepth.models.hf import answer_of
+from nanodepth.probe import depth_score
+from nanodepth.report.tables import Score, beside
+from nanodepth.retrofit import core_of
+from nanodepth.scoring.lm_eval_scores import Harness, check_tasks
+from nanodepth.scoring.scores import (compared, data_scores, half, interval, is_there, open_data,
+                                      parse_tasks, questions_of, right_and_log_prob)
+from nanodepth.scoring.way import Way, layers_and_order, name_of
+from nanodepth.text.tokenizer import get_tokenizer, local_folder, tokenizer_file
+from nanodepth.train import train
+
+
+@dataclass(kw_only=True)
+class Asked:
+    "What is measured."
+    # primitives with their depths (toy_assign/3, assign_math/0-5, toy, papers); any other name is
+    # a task or a list of lm-eval's (scoring/lm_eval_scores.py)
+    tasks: str = ''
+    # loss: on data, with the kinds of answers that they mark; text: the loss on text alone, too;
+    # log_prob: of the right answer to each task, beside the right answers; or a measure of one's
+    # own (docs/EXTEND.md). --measures= leaves the data out
+    measures: tuple[str, ...] = ('loss',)
+    data: str | None = None     # a dataset; None: what the run was trained on
+    batches: int = 8            # batches of validation data for each measurement
+    n: int = 200                # examples of each primitive
+    # answered examples before each; several are several scores. None: none, but as many as a task
+    # of lm-eval's says itself
+    shots: tuple[int, ...] | None = None
+    seed: int = 0               # of their draws
+    limit: int | None = None    # documents of each task of lm-eval: to try, not to report
+    chat: bool = False          # lm-eval with the chat template of the checkpoint
+    # in a file of arms: (model, validation data) gives {name: number} more of each model as it is
+    metric: Callable | None = None
+    max_length: int | None = None       # tokens of a prompt and its answer; None: the context
+    device: str = 'auto'        # auto: cuda, else mps, else cpu
+    # auto: bfloat16 for what was published in 16 bits, where the device is fast at it
+    dtype: Literal['auto', 'float32', 'bfloat16'] = 'auto'
+
+
+# ------------------------------------------------------------------------------------- the measures
+
+class NotHere(ValueError):
+    "A measure that makes no sense for this model."
+
+
+def on_data(subject):
+    "The loss, and the right answers of each kind that the data mark."
+    if not subject.val:
+        return []
+    pieces = (subject.state.get('config') or {}).get('grad_accum', 1)
+    return [({}, data_scores(subject.answer, subject.val, subject.asked.batches, pieces,
+                             text='text' in subject.asked.measures))]
+
+
+def on_tasks(subject):
+    scores = {}
+    for name, examples in subject.questions.items():
+        right, log_prob = right_and_log_prob(subject.answer, subject.tokenizer, examples)
+        scores[name] = right
+        if 'log_prob' in subject.asked.measures:
+            scores[f'{name} log_prob'] = log_prob
+    return [({}, scores)]
+
+
+def by_lm_eval(subject):
+    return [({}, subject.harness.scores(subject.way))] if subject.harness else []
+
+
+def by_metric(subject):
+    if not subject.asked.metric or str(subject.way) != str(Way()):
+        return []
+    with torch.no_grad():
+        numbers = subject.asked.metric(subject.model, subject.val)
+    return [({}, {name: float(number) for name, number in numbers.items()})]
+
+
+# {name: function}. It takes a Subject, whose model runs in one of its ways, and gives a list of
+# (place, {name: Score or number}). The place is {} or, for example, {'depth': 3}.
+MEASURES = dict(loss=on_data, text=on_data, log_prob=on_tasks, tasks=on_tasks, lm_eval=by_lm_eval,
+                metric=by_metric)
+ALWAYS = 'tasks', 'lm_eval', 'metric'       # they need no word in --measures
+OF_TASKS = {'log_prob', 'tasks', 'lm_eval'}         # they look at no data
+
+
+def measures_of(asked):
+    "{its name: the function} of what is asked, which must be there."
+    for name in asked.measures:
+        check_choice('--measures', name, MEASURES)
+    _, theirs = parse_tasks(asked.tasks)
+    if theirs and len(asked.shots or ()) > 1:
+        raise Refused(f"--shots={','.join(map(str, asked.shots))}: lm-eval's tasks take one")
+    if theirs:
+        check_tasks(theirs, asked.shots and asked.shots[0])
+    if not asked.tasks and not {*asked.measures} - OF_TASKS:
+        raise Refused('nothing is asked: give --tasks, such as toy_assign/3, or --measures')
+    measures = {}
+    for name, function in MEASURES.items():
+        if name in (*asked.measures, *ALWAYS) and function not in measures.values():
+            measures[name] = function
+    return measures
+
+
+# ------------------------------------------------------------------------------------ a checkpoint
+
+class Subject:
+    """A checkpoint, and all that it is asked. With --data, the rows of data are as long and as many
+    as those of `like`, another Subject."""
+    asks = Asked        # the options on which a note depends
+
+    def __init__(self, path, asked=None, like=None):
+        asked = self.asked = asked or Asked()
+        self.path = path
+        self.measures, self.way, self.left_out = measures_of(asked), Way(), {}
+        ours, theirs = parse_tasks(asked.tasks)
+        self.files = files_of(path)     # before it is opened: a run may go on and write others
+        self.state, self.model = open_any(path, pick_device(asked.device), asked.dtype)
+        self.answer = answer_of(self.model)
+        if core := core_of(self.model):
+            core.fresh = False              # else each forward begins with noise of its own
+        self.tokenizer = get_tokenizer(path)
+        self.harness = Harness(self, theirs) if theirs else None
+        self.questions = questions_of(ours, asked.n, asked.shots or (0,), asked.seed)
+        self.val = self.open_val(like)
+
+    def open_val(self, like):
+        "The validation data, or None."
+        asked, config = self.asked, self.state.get('config') or {}
+        data = asked.data or config.get('data')
+        if not {*asked.measures} - OF_TASKS:
+            return None
+        if not asked.data and (self.harness or self.questions) and not is_there(data):
+            if data:
+                say(f'{self.path}: what it was trained on ({data}) is not here, so its loss is '
+                    'left out')
+            return None
+        state = like.state if like and asked.data else self.state
+        val = open_data(self.path, self.state | dict(config=state.get('config')), self.answer,
+                        asked.data)
+        row = len(val.starts) + val.context
+        if row > self.answer.config.context:
+            raise Refused(f'{self.path} reads {self.answer.config.context} tokens, but the rows of '
+                          f'the first model have {row}: name this one first')
+        return val
+
+    def data(self):
+        "What the loss is measured on, in words."
+        val = self.val
+        if not val:
+            return 'no data'
+        folders = ', '.join(f'{share / sum(val.quota):.0%} {each.folder}'
+                            for each, share in zip(val.datasets, val.quota))
+        return f'{val.batch_size} rows of {val.context} tokens a batch, {folders}'
+
+    def measure(self, name, way):
+        "What one of the measures gives of the model, run in a way."
+        with way.apply(self.model):
+            self.way = way
+            return self.measures[name](self)
+
+    def scores(self, way):
+        "{name: Score} of the model, run in a way."
+        measured = {name: self.measure(name, way) for name in self.measures}
+        return {label: score for label, (score, _) in labelled(measured).items()}
+
+    def noted(self, ways, path):
+        """{way: {name of a measure: what it gives}} of the model. Each is a line of a file as soon
+        as it is measured, and what stands there is not measured again. What makes no sense for this
+        model stands in `left_out`."""
+        mark, notes = self.mark(), {}
+        measured = {str(way): {} for way in ways}
+        for way in ways:        # what this model cannot do is refused before an hour is spent
+            with way.apply(self.model):
+                pass
+        with path.open('a+', encoding='utf-8', errors='replace') as file:
+            file.seek(0)
+            for line in file.read().splitlines():
+                if mark in line:
+                    with contextlib.suppress(ValueError):       # half a line: it was killed there
+                        note = json.loads(line)
+                        notes[note['way'], note['measure']] = note['places']
+            jobs = [(way, name) for way in ways for name in self.measures]
+            for way, name in tqdm(jobs, f'{self.path}', unit='measure', leave=False):
+                if (str(way), name) not in notes:
+                    try:
+                        places = self.measure(name, way)
+                    except NotHere as why:
+                        self.left_out[name] = str(why)
+                        continue
+                    note = json.dumps(dict(mark=mark, way=str(way), measure=name, places=places))
+                    file.write(f'\n{note}\n')
+                    file.flush()
+                    notes[str(way), name] = json.loads(note)['places']      # as a later call's
+                measured[str(way)][name] = notes[str(way), name]
+        return measured
+
+    def rows(self, ways, path, offset=None, **columns):
+        """[a row for each way and score, which says how it differs from that of the first way].
+        `columns` are what else each row says. With an offset, 0 or 1, a row is of every other
+        answer from there on. What is noted in the file `path` is not measured again."""
+        measured, rows, first = self.noted(ways, path), [], {}
+        for name, why in self.left_out.items():
+            say(f'{self.path} is not in {name}: {why}')
+        for way in ways:
+            layers = way.cost(self.model)
+            seed = (self.state.get('config') or {}).get('seed', 0)
+            of_model = facts(self.state, self.model, way, layers)
+            for label, (score, name) in labelled(measured[str(way)]).items():
+                score = score if offset is None else half(score, offset)
+                if score is None:
+                    continue
+                if way is ways[0]:
+                    first[label] = score
+                change = compared(first.get(label), score)
+                row = columns | dict(
+                    seed=seed, way=str(way), layers=layers, measure=label, kind=score.kind,
+                    mean=score.mean, error=score.error, n=len(score.answers) or None,
+                    chance=score.chance, change=change.mean, change_error=change.error, p=change.p,
+                    changes=change.changes, data='' if name in OF_TASKS else self.data()) | of_model
+                if score.kind == 'share' and score.answers and {*score.answers} <= {0, 1}:
+                    row['low'], row['high'] = interval(sum(score.answers), len(score.answers))
+                rows.append(row)
+        return rows
+
+    def mark(self):
+        """What a note counts for: these files of a checkpoint, all that is asked, the source of the
+        measures and of the seven, and our version."""
+        rows = (self.val.description(), self.val.batch_size, self.val.context) if self.val else None
+        asked = [getattr(self.asked, each.name) for each in fields(self.asks)
+                 if each.name != 'metric']
+        sources = sources_of([train, depth_score, *self.measures.values(), *BROUGHT,
+                              *filter(None, [self.asked.metric])])      # the first two: the seven
+        said = [self.files, rows, asked, sources, str(next(self.model.parameters()).dtype),
+                __version__]
+        return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:24]
+
+
+def labelled(measured):
+    "{a score's name and place: (Score, its measure)} of {measure: [(place, {name: value})]}."
+    scores = {}
+    for measure, places in measured.items():
+        for place, values in places:
+            for name, value in values.items():
+                label = name + ''.join(f', {column} {at}' for column, at in place.items())
+                if label in scores:
+                    raise Refused(f'{measure} gives {label!r}, which is measured already: choose '
+                                  'another name')
+                is_score = isinstance(value, (list, tuple))
+                score = Score(*value) if is_score else Score('score', value, None, [])
+                scores[label] = score, measure
+    return scores
+
+
+def facts(state, model, way=Way(), runs=None):
+    """What a checkpoint is, in a way that runs so many layers, and what it cost. A forward pass
+    costs a third of a training step."""
+    flops = math.nan
+    with way.apply(model):
+        layers, order = layers_and_order(model)
+        if is_ours(model):
+            how = dict(backprop_depth=core.r) if (core := core_of(model)) else {}
+            flops = model.flops_per_token(**how) // 3
+    config = state.get('config') or {}          # of what a run begins from, tokens are not kept
+    tokens = math.nan if config.get('init_from') else state.get('tokens', math.nan)
+    return dict(loop=name_of(order), unique=len(layers), depth=runs or len(order),
+                params=sum(p.numel() for p in model.parameters()), inference_flops=flops,
+                training_flops=cost_of(state), tokens=tokens)
+
+
+# ------------------------------------------------------------------------------------ what is noted
+
+def files_of(path):
+    """The name, the size and the last change of each file of a checkpoint, and of its tokenizer,
+    which may stand elsewhere."""
+    path = local_folder(path) if on_hub(path) else Path(path)
+    folder = path.parent if path.suffix == '.pt' else path
+    tokenizer = tokenizer_file(path)
+    files = {path if path.suffix == '.pt' else path / 'ckpt.pt'}
+    for each in (folder, tokenizer.parent if tokenizer else folder):
+        for ending in ('safetensors', 'json', 'jinja'):
+            files.update(each.glob(f'*.{ending}'))
+    return sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns)
+                  for file in files if file.exists())
+
+
+def sources_of(functions):
+    """The files in which functions or classes stand, and those beside them that these import, as
+    Python code without remarks. So what a function calls is noticed, too, where it is edited."""
+    texts, todo = {}, []
+    for each in functions:
+        parts = vars(each).values() if inspect.isclass(each) else [each]
+        todo += [Path(inspect.unwrap(part).__code__.co_filename)        # behind @torch.no_grad()
+                 for part in parts if inspect.isfunction(part)]
+    while todo:
+        path = todo.pop()
+        if path not in texts and path.exists():
+            texts[path], names = parsed(path.read_text(encoding='utf-8'))
+            todo += [path.with_name(f'{name}.py') for name in names]
+    return sorted((path.name, text) for path, text in texts.items())
+
+
+@functools.cache
+def parsed(source):
+    "(Python code without its remarks, the names that it imports)"
+    tree, names = ast.parse(source), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition('.')[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.partition('.')[0])
+    return ast.unparse(tree), names
+
+
+def notes_beside(out):
+    """The file of notes beside a file of rows, to which ours are added. What cannot be written is
+    refused before the work."""
+    path = beside(out, '.jsonl')
+    refuse_unwritable(out)
+    refuse_unwritable(path)
+    if path.exists() and path.stat().st_size:
+        with path.open('rb') as file:       # a note begins with its mark
+            if not re.match(rb'\s*{"mark": "', file.read(100)):
+                raise Refused(f'{path} holds no notes of ours: choose another --out')
+    return path
