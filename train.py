@@ -993,8 +993,7 @@ def begin(c, here, open_parent):
         model.order = order
     model.to(here.device, torch.float32).train()
     optimizers = make_optimizers(model, c)
-    states = saved.pop('optimizers', [])        # taken out, so that their memory is free at once
-    for optimizer, state in zip(optimizers, states):
+    for optimizer, state in zip(optimizers, saved.pop('optimizers', ())):
         optimizer.load_state_dict(state)
     # 4. its folder and its log
     prepare_folder(c, here, config, data['data'], is_new=not saved)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from nanodepth.looping.layers import device_of, is_ours, width_of
-from nanodepth.train import BEGINS, losses_of as our_losses
+from nanodepth.train import BEGINS, answers_of, losses_of as our_losses
 
 LOGITS_AT_ONCE = 2 ** 26    # numbers: three copies of them are less than 1 GiB
 
@@ -74,18 +74,9 @@ def losses_of(model, tokens, targets):
 
 
 def answers(marks, wrong, unknown=None):
-    """Each answer's kind, and whether all of it is right (nan where a loss is not a number): marks
-    and wrong are (B, T). An answer lasts from its mark above 128 to the next beginning or 0; one
-    that began in the row before counts nowhere."""
-    begins = marks >= BEGINS
-    counter = begins.clone()
-    counter[:, 0] = True        # a row's first tokens do not belong to the row before
-    number = counter.flatten().cumsum(0).view_as(marks)        # (B, T): the answer's number
-
-    def touched(these):
-        n = torch.bincount(number[these & (marks > 0)], minlength=int(number.max()) + 1)
-        return (n > 0)[number[begins]]
-    right = ~touched(wrong)
+    "Each answer's kind, and whether all of it is right; nan where a loss of it is not a number."
+    kinds, right = answers_of(marks, wrong)
     if unknown is not None and unknown.any():
-        right = torch.where(touched(unknown), math.nan, right.double())
-    return marks[begins] - BEGINS, right
+        _, is_known = answers_of(marks, unknown)
+        right = torch.where(is_known, right.double(), math.nan)
+    return kinds, right
