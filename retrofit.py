@@ -277,6 +277,6 @@ if __name__ == '__main__':
     out.mkdir()
     said = {name: saved[name] for name in ('config', 'data', 'flops', 'inherited_flops')}
     save(out, recurrent, [], **said)
-    for path in folder.glob('*.json'):                      # run.json, and the tokenizer's
+    for path in [*folder.glob('*.json'), *folder.glob('*.jinja')]:      # run.json, a tokenizer
         shutil.copy(path, out)
     print(f'{out}: prelude, core and coda were the layers', *cut(shape, len(model.layers)))

@@ -526,6 +526,7 @@ def orthogonal(x):
 # in the loss) and a .marks (which kind of answer a token belongs to, plus 128 where an answer
 # begins). A folder may also be a mixture: mixture.json is {folder in it: share}.
 
+TOKENIZER_FILES = '*token*.json', '*.jinja', 'generation_config.json'      # may stand there, too
 BEGINS = 128
 PERIOD = 1000       # a mixture's shares are exact in every thousand rows
 
@@ -1062,13 +1063,17 @@ def open_model(c, data, open_parent):
         assert not c.grow or model.order == [*range(len(model.layers))], (
             f'{c.init_from} runs {model.order}: only a model that runs each layer once grows')
         return model, {}, parent
+    torch.manual_seed(seed_for(c.seed, 'init'))
+    n_vocab = data['data'].datasets[0].about['n_vocab']
+    return LM(model_config(c, n_vocab, stages(c)[0].n_layer)), {}, {}
+
+
+def model_config(c, n_vocab, n_layer):
+    "The settings that are the model's. Its order is set later, and it may begin with fewer layers."
     shape = {each.name: getattr(c, each.name) for each in fields(ModelConfig)
              if hasattr(c, each.name)}
-    shape['n_layer'] = stages(c)[0].n_layer     # it may grow
-    shape['vocab_size'] = c.vocab_size or data['data'].datasets[0].about['n_vocab']
-    shape['order'] = None                       # `begin` sets it
-    torch.manual_seed(seed_for(c.seed, 'init'))
-    return LM(ModelConfig(**shape)), {}, {}
+    return ModelConfig(**shape | dict(vocab_size=c.vocab_size or n_vocab, n_layer=n_layer,
+                                      order=None))
 
 
 def what_it_starts_with(model):
@@ -1226,8 +1231,9 @@ def prepare_folder(c, here, config, train_data, is_new):
         new.write_text(json.dumps(dict(
             tokenizer=about[0]['tokenizer'], fingerprint=about[0]['fingerprint'], config=config,
             torch=torch.__version__, data=[each['origin'] for each in about]), indent=1))
-    for path in train_data.datasets[0].folder.glob('*token*.json'):     # none is needed for bytes
-        shutil.copy(path, out)
+    for pattern in TOKENIZER_FILES:         # (bytes have none)
+        for path in train_data.datasets[0].folder.glob(pattern):
+            shutil.copy(path, out)
 
 
 def open_log(c, here, step):
@@ -1449,7 +1455,7 @@ def setting(kinds, name, value, where=''):
 
 def nearest(name, names):
     near = difflib.get_close_matches(str(name), names, 1)
-    return f'; did you mean {near[0]}?' if near else ''
+    return f'; did you mean {near[0]!r}?' if near else ''
 
 
 def choices(kind):

@@ -95,13 +95,13 @@ def test_alone_in_an_empty_folder(tmp_path):
 # ---------------------------------------------------------------------------------------- settings
 
 @pytest.mark.parametrize('words, message', [
-    ('--optimizer=adam', '--optimizer=adam must be muon or adamw or Callable; did you mean adamw.'),
-    ('--grow=lida', 'midas or lidas or stack or double .*did you mean lidas.'),
-    ('--stepz=3', '--stepz is no setting; did you mean steps?'),
+    ('--optimizer=adam', 'adam must be muon or adamw or Callable; did you mean .adamw.'),
+    ('--grow=lida', 'midas or lidas or stack or double .*did you mean .lidas.'),
+    ('--stepz=3', '--stepz is no setting; did you mean .steps.?'),
     ('--steps=many', '--steps=many must be int'), ('--steps=1.5', 'must be int'),
     ('--steps', 'write --steps=VALUE'), ('--tie_embeddings=2', 'must be bool'),
     ('--metric=f', 'must be'),
-    ('config/lida.py', 'no config config/lida.py; did you mean config/lidas.py?')])
+    ('config/lida.py', 'no config config/lida.py; did you mean .config/lidas.py.?')])
 def test_a_mistake_is_a_line(words, message, monkeypatch):
     monkeypatch.chdir(ROOT)
     with pytest.raises(Refused, match=message) as error:
@@ -165,7 +165,7 @@ def test_a_config_finds_its_neighbours_and_the_book(tmp_path, monkeypatch):
     assert c.init.__globals__['repeat_block'] is sys.modules['nanodepth.loop'].repeat_block
     assert sys.modules['loop'] is os and sys.path == path and 'helper' not in sys.modules
     config.write_text('step = 3\n')
-    with pytest.raises(Refused, match='c.py: step is no setting; did you mean steps?.*write _step'):
+    with pytest.raises(Refused, match='c.py: step is no setting; did you mean .steps.*write _step'):
         read(Config, ['own/c.py'])
 
 

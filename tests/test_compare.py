@@ -167,7 +167,7 @@ def test_the_flops_of_a_recurrent_arm_are_those_of_each_seeds_draws(data, tmp_pa
 
 
 @pytest.mark.parametrize('lines, said', [
-    (dict(a=BASE, b='a --n_layers=0'), 'b: --n_layers is no setting; did you mean n_layer?'),
+    (dict(a=BASE, b='a --n_layers=0'), "b: --n_layers is no setting; did you mean 'n_layer'?"),
     (dict(a=BASE, b='aa --lr=1'), "b: 'aa' is no config, no other arm and not `cut`; did you mean"),
     (dict(a=BASE, b='cut {plain} 1-1-1'), 'b: there is no arm plain'),
     (dict(a=BASE, b='c --lr=1', c='b --lr=2'), 'is a variant of itself'),

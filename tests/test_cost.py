@@ -67,6 +67,17 @@ def test_the_retrofits_partner_has_its_flops(tmp_path, data):
     assert sum(recurrent) / 6 == pytest.approx(flops('retrofit_dense', 'dense', 0), rel=0.02)
 
 
+def test_a_parent_grows_once_and_a_loop_is_planned_in_its_order(tmp_path, data):
+    (tmp_path / 'run').mkdir()
+    parent = LM(ModelConfig(vocab_size=257, context=64, n_layer=4, n_embd=32, n_head=2))
+    save(tmp_path / 'run', parent, [], step=0, flops=0)
+    words = [f'--data={data}', '--steps=20', '--warmup_steps=0', '--decay_steps=4']
+    c = read(Config, [*words, f'--init_from={tmp_path / "run"}', '--grow=lidas'])
+    assert [(n, len(model.layers)) for n, model, *_ in cost.stretches(c)] == [(5, 4), (15, 6)]
+    [(_, model, depth, _)] = cost.stretches(read(Config, [*words, '--n_layer=4', '--loop=1-2x3-1']))
+    assert model.unrolled() == [0, 1, 2, 1, 2, 1, 2, 3] and depth == 8
+
+
 def test_what_a_published_parent_cost_is_unknown(tmp_path, tiny):
     save_hf(tiny(vocab_size=257, n_layer=5), tmp_path / 'hf', tokenizer='bytes')
     nanodepth('cut', [str(tmp_path / 'hf'), '1-2-1', f'--out={tmp_path / "cut"}'])

@@ -14,13 +14,14 @@ from tqdm import tqdm
 
 from nanodepth.common.errors import Refused
 from nanodepth.grow import untie
-from nanodepth.model import LM, ModelConfig
+from nanodepth.model import LM
 from nanodepth.models.checkpoint import open_path
 from nanodepth.report.tables import columns
 from nanodepth.retrofit import core_of
 from nanodepth.text.loader import Rows, check_dataset, how_to_prepare, make_toy_data, mixture
 from nanodepth.text.tokenizer import fingerprint, get_tokenizer
-from nanodepth.train import PEAKS, Config, in_steps, plan, read, stages
+from nanodepth.train import (PEAKS, Config, in_steps, model_config, plan, read, resolved, stages,
+                             what_it_starts_with)
 
 
 @dataclass
@@ -30,28 +31,25 @@ class DryRun(Config):
 
 def empty(config, n_layer):
     "The config's model without its weights."
-    vocab_size = config.vocab_size
-    if vocab_size is None:
+    n_vocab = None
+    if config.vocab_size is None:
         make_toy_data([config.data])
         try:
             rows = Rows(config.data, config.batch_size, config.context)
-            vocab_size = rows.datasets[0].about['n_vocab']
+            n_vocab = rows.datasets[0].about['n_vocab']
         except OSError as error:
             raise Refused(f'vocab_size is unknown: {error}, or say --vocab_size=N') from None
-    shape = {each.name: getattr(config, each.name) for each in dataclasses.fields(ModelConfig)
-             if hasattr(config, each.name)}
     with torch.device('meta'):
-        return LM(ModelConfig(**shape | dict(vocab_size=vocab_size, n_layer=n_layer, order=None)))
+        return LM(model_config(config, n_vocab, n_layer))
 
 
 def stretches(config):
     """A run as a list of its stretches, steps of one order: [(how many steps, the model, the layers
     that run, the FLOPs of a token summed over these steps)]."""
     parent = open_path(config.init_from)[1] if config.init_from else None
-    if core := core_of(parent):
-        config = dataclasses.replace(
-            config, recurrence=config.recurrence or core.r,
-            backprop_depth=config.backprop_depth or core.backprop_depth)
+    core = core_of(parent)
+    if core:
+        config = resolved(config, what_it_starts_with(parent), {})
     start = parent and len(parent.layers)
     cooldown = config.steps - in_steps(config.decay_steps, config.steps)
     begins = {first for first, *_ in stages(config, start)}
@@ -63,8 +61,9 @@ def stretches(config):
         now = plan(config, first, start)
         if parent is None:
             model = empty(config, now.n_layer)
+            model.order = list(now.order or model.order)
         else:
-            model = parent if now.n_layer == len(parent.layers) else untie(parent, now.grown_by)
+            model = parent if now.n_layer == len(parent.layers) else untie(parent, now.grown_from)
         if core:        # its equal draws are computed once
             core.r = config.recurrence
             draws = (plan(config, step, start) for step in range(first, end))

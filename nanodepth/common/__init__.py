@@ -1,1 +1,1 @@
-"What everything uses: errors, options, files, the loss and tables."
+"What everything uses: refusals and files."

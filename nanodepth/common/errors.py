@@ -4,17 +4,12 @@ runs each command in it. Any other exception keeps its traceback.
 Usage: raise Refused(f'block={block} must be at least 1')
 """
 import contextlib
-import difflib
 import os
 import sys
 import traceback
 
 from nanodepth.model import Refused
-
-
-def nearest(name, allowed):
-    close = difflib.get_close_matches(str(name), [str(a) for a in allowed], n=1, cutoff=0.5)
-    return f'; did you mean {close[0]!r}?' if close else ''
+from nanodepth.train import nearest, which_process
 
 
 def check_choice(name, value, allowed):
@@ -33,14 +28,6 @@ def refusing(*kinds, why=str):
         raise
     except kinds as error:
         raise Refused(why(error)) from None
-
-
-def which_process():
-    "(its rank, how many there are, its number on this machine): torchrun says so, else 0, 1, 0."
-    size = int(os.environ.get('WORLD_SIZE', 1))
-    if size == 1 or 'RANK' not in os.environ:       # some clusters set the first of them alone
-        return 0, 1, 0
-    return int(os.environ['RANK']), size, int(os.environ['LOCAL_RANK'])
 
 
 def say(text):

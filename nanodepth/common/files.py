@@ -15,19 +15,17 @@ from nanodepth.common.errors import Refused, say
 
 
 @contextlib.contextmanager
-def reading(path, then=''):
+def reading(path):
     """Whatever goes wrong in here, while a file is being understood, is Refused in one line. This
     stands around the parsing alone, never around a model that runs: a bug of ours keeps its
-    traceback. `then`: what to do about it."""
+    traceback."""
     try:
         yield
-    except Refused as error:
-        raise Refused(f'{error}{then}') from error
-    except OSError:         # it says itself what is wrong
+    except (Refused, OSError):      # it says itself what is wrong
         raise
     except Exception as error:
         reason = f'{type(error).__name__}: {error}'.splitlines()[0][:200]
-        raise Refused(f'{path} is damaged, or not what it should be ({reason}){then}') from error
+        raise Refused(f'{path} is damaged, or not what it should be ({reason})') from error
 
 
 def read_json(path):
@@ -120,10 +118,9 @@ held = {}           # {a folder that this process holds: its open lock}
 
 
 @contextlib.contextmanager
-def claim(folder, wait=False):
+def claim(folder):
     """Hold a folder, because two runs in one would overwrite each other. The lock goes with the
-    process that holds it; its file stays, unless it is new and something is refused. With `wait`,
-    another process that holds it is waited for."""
+    process that holds it; its file stays, unless it is new and something is refused."""
     if str(folder) in ('', '.'):        # --out= is no wish to write here
         raise Refused('the folder to write into is empty, or ".": write its name')
     folder = Path(folder).absolute()
@@ -135,7 +132,7 @@ def claim(folder, wait=False):
     with open(folder / 'lock', 'a') as file:
         try:
             import fcntl
-            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except ImportError:         # Windows has no flock: there it is up to you
             pass
         except BlockingIOError:

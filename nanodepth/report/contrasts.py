@@ -68,16 +68,6 @@ class Contrast:
             return 1.0
         return p_beyond(abs(self.mean / self.error), self.n - 1)
 
-    @property
-    def p_signs(self):
-        """Of all ways to set the signs of the differences (of many differences, ten thousand drawn
-        ways), the share whose sum is as far from zero. It needs scipy."""
-        import numpy as np
-        from scipy import stats
-        test = stats.permutation_test((self.changes,), np.mean, permutation_type='samples', rng=0,
-                                      n_resamples=np.inf if self.n <= 16 else 9_999)
-        return float(test.pvalue)
-
     def smallest(self):
         "The difference that so many seeds, this noisy, would have shown in four cases of five."
         return (self.half(1 - ALPHA) + self.half(2 * POWER - 1)) if self.known else math.inf

@@ -69,12 +69,6 @@ def interval(right, n, z=1.96):
 
 # ---------------------------------------------------------------------------------------- questions
 
-def score(model_like, tokenizer, examples, **options):
-    "(accuracy, its 95% interval): the option with the highest log-likelihood is the choice."
-    answers = ask(model_like, tokenizer, examples, **options)
-    return answers.mean, interval(answers.mean * len(examples), len(examples))
-
-
 def ask(model_like, tokenizer, examples, **options):
     "The Score of a model on some questions: the likeliest option is its choice."
     return right_and_log_prob(model_like, tokenizer, examples, **options)[0]

@@ -1,1 +1,1 @@
-"Text becomes tokens, tokens become batches; a folder for each dataset."
+"Text becomes tokens, and tokens a dataset, which train.py's Loader reads."

