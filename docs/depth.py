@@ -8,15 +8,15 @@ learned to loop. `python depth.py` tries each on puzzles, of which a row looks l
     w7 bw fb | ?w ?b ?f     w is 7, b stands for w, and f for b, so the answers are 7, 7 and 7:
                             behind no alias, one alias and two aliases
 
-A pair is one token, without a position. A statement sees only itself, and a question sees all of
-its row's statements. So ?f finds fb in one layer, bw in the next and w7 in a third: each alias
-takes a layer, and one more reads the value. Four such chains stand in a row."""
+The model gets a pair as one token, and no positions. A statement sees only itself, and a question
+sees itself and all statements of its row. So ?f finds fb in one layer, bw in the next and w7 in a
+third: each alias takes a layer, and one more reads the value. Four such chains stand in a row."""
 import copy
 import torch
 from torch import nn
 
 NAMES, VALUES = 36, 8       # The left side of a pair is a name or ?, the right a name or a value.
-QUESTION = NAMES            # Names are 0 to 35. On the left 36 is ?, on the right it begins values.
+QUESTION = NAMES            # Index 36 is ? on the left, and the first value on the right.
 
 
 class Block(nn.Module):
@@ -30,7 +30,7 @@ class Block(nn.Module):
 
     def forward(self, x):
         asks = torch.arange(x.shape[1]) >= x.shape[1] // 2      # a row's second half are questions
-        sees = asks[:, None] & ~asks | torch.eye(len(asks), dtype=torch.bool)   # and itself
+        sees = (asks[:, None] & ~asks) | torch.eye(len(asks), dtype=torch.bool)    # or itself
         heads = self.qkv(self.norm(x)).unflatten(-1, (3, -1, 32))               # (B, T, 3, H, 32)
         q, k, v = heads.permute(2, 0, 3, 1, 4)                                  # (B, H, T, 32) each
         y = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=sees)
@@ -77,7 +77,7 @@ class Core:
         self.items, self.r = items, r
 
     def __call__(self, model, e):
-        s = torch.zeros_like(e)
+        s = torch.zeros_like(e)         # retrofit.py begins with noise
         for _ in range(self.r):
             s = model.run(s + e, self.items)
         return s
@@ -121,7 +121,7 @@ def train(model, steps, tasks, rate=4e-3):
     "Each step draws a task: (how many aliases, the order that runs)."
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0)
     for step in range(steps):
-        rise, fall = (step + 1) / 50, 3 * (1 - step / steps)    # over 50 steps; the last third
+        rise, fall = (step + 1) / 50, 3 * (1 - step / steps)    # 50 steps up, the last third down
         optimizer.param_groups[0]['lr'] = rate * min(rise, 1, fall)
         aliases, model.order = tasks[torch.randint(len(tasks), ())]
         tokens, answers = puzzles(32, aliases)
@@ -132,11 +132,11 @@ def train(model, steps, tasks, rate=4e-3):
 
 @torch.no_grad()
 def show(what, model, order):
-    "Print the share of right answers, of 1,024 for each number of aliases."
+    "Print the shares of right answers, in 1,024 chains of nine names, longer than any learned."
     model.order = order
     tokens, answers = puzzles(256, aliases=8)
     right = model(tokens).argmax(-1) == answers                 # (256, 36): four chains of nine
-    shares = right.view(256, 4, 9).float().mean((0, 1))
+    shares = right.view(256, 4, 9).float().mean((0, 1))         # < 25% if it names values not there
     print(f'{what:41}', *(f'{share:4.0%}' for share in shares), flush=True)
 
 
@@ -151,9 +151,9 @@ def main(steps=600, seed=0):
     loop.order = longer
     tokens, _ = puzzles(8, aliases=8)
     print('growing is untied looping:', torch.equal(grown(tokens), loop(tokens)))
-    for what, model in (('  trained on, with three aliases too', small),
-                        ('  trained on so, layer 1 twice: a loop', loop),
-                        ('  trained on so, grown to four layers', grown)):
+    for what, model in (('  trained on, up to three aliases', small),
+                        ('  same training, layer 1 twice: a loop', loop),
+                        ('  same training, grown to four layers', grown)):
         order = model.order
         train(model, 2 * steps // 5, [(1, order), (2, order), (3, order)])
         show(what, model, order)
@@ -165,6 +165,7 @@ def main(steps=600, seed=0):
     core = copy.deepcopy(grown)
     core.order = [0, Core([1], r=1), 2, 3]
     print('a core that runs once is its parent:', torch.equal(core(tokens), grown(tokens)))
+    # A core that runs r times is trained with r + 2 aliases, so with up to six.
     train(core, 3 * steps // 5, [(r + 2, [0, Core([1], r), 2, 3]) for r in (1, 2, 3, 4)], 2e-3)
     for r in (1, 2, 3, 4, 6):
         show(f'retrofitted, r = {r}', core, [0, Core([1], r), 2, 3])

@@ -16,7 +16,7 @@ from nanodepth.report.tables import mean, read_rows, where
 ROOT = Path(__file__).resolve().parents[2]
 UNITS = dict(flops=(1e-12, 1), parameters=(1e-6, 2))        # a factor, and digits behind the point
 SHARES = 'copy', 'overlap', 'screened', 'change'         # in %, and all that ends with `right`
-TEXTS = 'README.md', 'docs/COURSE.md', 'docs/RESULTS.md'
+TEXTS = 'README.md', 'docs/COURSE.md', 'docs/RESULTS.md', 'docs/LOG.md'
 SHARED = 'task', 'measure', 'group', 'best'
 DIGITS = 3, 1             # behind the point: of nats and layers, of points
 HOLE = re.compile(r'\{(?:[^{}]|\{[^{}]*\})*\}')
