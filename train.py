@@ -394,8 +394,9 @@ def refuse_step(run, events, loss, norm):
     # They may be far off already, so the checkpoint before them stays, too.
     last, step = run.out / 'ckpt.pt', run.totals['step']
     if run.here.rank == 0 and last.exists():
-        before = torch.load(last, map_location='cpu', weights_only=True)['step']
-        shutil.copy(last, run.out / f'ckpt-{before}.pt')
+        _, saved = load(last, {*map(type, steps_in(run.model.order))})
+        with whole(run.out / f'ckpt-{saved["step"]}.pt') as new:
+            shutil.copy(last, new)
     # A model that has just grown is not saved: its growth is not in the log yet, and a resume,
     # which would find it grown, could not write it there. It grows again from the last checkpoint.
     if not events:
