@@ -286,7 +286,7 @@ def take_steps(run, signals):
         note(run, now, events, time.perf_counter() - began, loss=loss, grad_norm=norm)
         stays = c.keep_every and step % c.keep_every == 0
         if stays or step % c.save_every == 0 or step == c.steps or stopped_by:
-            save_run(run, 'ckpt.pt', *([f'ckpt-{step}.pt'] if stays else []))
+            save_run(run, *([f'ckpt-{step}.pt'] if stays else []), 'ckpt.pt')
         batch, n_targets = next_batch, next_n_targets
     return stopped_by
 
@@ -371,7 +371,7 @@ def change(run, now):
     event = dict(before=measure(run)['val_loss'])
     if grows:
         if run.c.keep_stages:
-            save_run(run, 'ckpt.pt', f'ckpt-{run.totals["step"]}.pt')
+            save_run(run, f'ckpt-{run.totals["step"]}.pt', 'ckpt.pt')
         run.wrapped = None      # DDP and its gradients go with the old model
         torch.manual_seed(seed_for(run.c.seed, 'growth', run.totals['step']))   # for `init`
         run.model = untie(run.model, now.grown_from, run.optimizers, run.c.init)
@@ -395,8 +395,7 @@ def refuse_step(run, events, loss, norm):
     last, step = run.out / 'ckpt.pt', run.totals['step']
     if run.here.rank == 0 and last.exists():
         _, saved = load(last, {*map(type, steps_in(run.model.order))})
-        with whole(run.out / f'ckpt-{saved["step"]}.pt') as new:
-            shutil.copy(last, new)
+        copy_whole(last, run.out / f'ckpt-{saved["step"]}.pt')
     # A model that has just grown is not saved: its growth is not in the log yet, and a resume,
     # which would find it grown, could not write it there. It grows again from the last checkpoint.
     if not events:
@@ -527,7 +526,9 @@ def orthogonal(x):
 # in the loss) and a .marks (which kind of answer a token belongs to, plus 128 where an answer
 # begins). A folder may also be a mixture: mixture.json is {folder in it: share}.
 
-TOKENIZER_FILES = '*token*.json', '*.jinja', 'generation_config.json'      # may stand there, too
+# may stand there, too
+TOKENIZER_FILES = ('tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json',
+                   'generation_config.json', 'chat_template.jinja')
 BEGINS = 128
 PERIOD = 1000       # a mixture's shares are exact in every thousand rows
 
@@ -972,6 +973,8 @@ def wrap(here, model):
 def begin(c, here, open_parent):
     "All that a run needs at its first step, or at the next one, if it was stopped."
     # 1. what there is
+    if c.wandb:
+        import wandb
     data = open_data(c, here)
     model, saved, parent = open_model(c, data, open_parent)
     step, core = saved.get('step', 0), core_of(model)
@@ -1010,7 +1013,6 @@ def begin(c, here, open_parent):
                   data={name: data[name].description() for name in data},
                   inherited_flops=saved.get('inherited_flops', flops_before)))
     if c.wandb and here.rank == 0:
-        import wandb
         run.online = wandb.init(project='nanodepth', name=run.out.name, config=config)
     say_what_begins(run)
     return run
@@ -1040,7 +1042,8 @@ def open_data(c, here):
     "{its name: Loader}. Which rows a batch has follows from (seed, step), so no place is kept."
     if here.rank == 0 and c.data == 'data/toy' and not (find(c.data) / 'train.json').exists():
         say('data/toy is not there yet: it is made now')
-        subprocess.run([sys.executable, find('data/toy/prepare.py')], check=True)
+        script = Path(__file__).resolve().parent / 'data/toy/prepare.py'
+        subprocess.run([sys.executable, script], check=True)
     if here.size > 1:
         dist.barrier()          # the others wait for it
     data = dict(data=Loader(c, c.data, seed=c.seed), val=Loader(c, c.data, 'val'))
@@ -1214,6 +1217,9 @@ def prepare_folder(c, here, config, train_data, is_new):
     "run.json and the tokenizer, for a run that is no other one. --resume=false moves one aside."
     out = Path(c.out_dir)
     before = out / 'run.json'
+    if c.resume and is_new and (kept := [*out.glob('ckpt-*.pt')]):
+        raise Refused(f'{out} holds {kept[0].name}, but no ckpt.pt to go on from: put that back, '
+                      'or move all of it out of the way by --resume=false')
     if c.resume and is_new and before.exists():         # it was stopped before it saved anything
         old, now = json.loads(before.read_text())['config'], json.loads(json.dumps(config))
         if any(old.get(name) != now[name] for name in now.keys() - FREE):
@@ -1221,7 +1227,10 @@ def prepare_folder(c, here, config, train_data, is_new):
                           'that run out of the way by --resume=false')
     if here.rank > 0:
         return
-    if not c.resume and any((out / name).exists() for name in ('ckpt.pt', 'log.jsonl')):
+    for left in out.glob('*.new'):          # of a process that was killed
+        if left.suffixes[-2:-1] and left.suffixes[-2][1:].isdigit():
+            left.unlink()
+    if not c.resume and any((out / name).exists() for name in ('ckpt.pt', 'log.jsonl', 'run.json')):
         names = (out.with_name(f'{out.name}.{i}') for i in itertools.count(1))
         here.lock.close()               # or it would still lock that folder, under its new name
         aside = out.rename(next(path for path in names if not path.exists()))
@@ -1232,9 +1241,9 @@ def prepare_folder(c, here, config, train_data, is_new):
         new.write_text(json.dumps(dict(
             tokenizer=about[0]['tokenizer'], fingerprint=about[0]['fingerprint'], config=config,
             torch=torch.__version__, data=[each['origin'] for each in about]), indent=1))
-    for pattern in TOKENIZER_FILES:         # (bytes have none)
-        for path in train_data.datasets[0].folder.glob(pattern):
-            shutil.copy(path, out)
+    for name in TOKENIZER_FILES:            # (bytes have none)
+        if (train_data.datasets[0].folder / name).exists():
+            copy_whole(train_data.datasets[0].folder / name, out / name)
 
 
 def open_log(c, here, step):
@@ -1257,11 +1266,16 @@ def open_log(c, here, step):
 @contextlib.contextmanager
 def whole(path):
     "Where a file is written: it takes its name at the end, so no reader ever sees half of it."
-    new = path.with_name(f'{path.name}.new')
+    new = path.with_name(f'{path.name}.{os.getpid()}.new')
     yield new
     with open(new, 'rb+') as file:
         os.fsync(file.fileno())
     os.replace(new, path)
+
+
+def copy_whole(path, to):
+    with whole(to) as new:
+        shutil.copy(path, new)
 
 
 # -------------------------------------------------------------------------------------- checkpoints
@@ -1272,6 +1286,10 @@ KNOWN = {'Step': Step, 'Core': Core, 'Window': Window}      # what any checkpoin
 def save_run(run, *names):
     "Save the run as it is now."
     if run.here.rank == 0:
+        own, there = os.fstat(run.here.lock.fileno()), run.out / 'lock'
+        if not there.exists() or not os.path.samestat(own, there.stat()):
+            raise Refused(f'{run.out} was moved or removed while this run was at work in it, so it '
+                          'is saved nowhere: another run may be there now')
         os.fsync(run.log.fileno())      # a checkpoint is never ahead of its log
     save(run.out, run.model, run.optimizers, names, taken=run.taken, **run.kept, **run.totals)
 
@@ -1400,6 +1418,8 @@ def config_file(path, kinds):
     """{name: value} of a config's settings. Its functions, classes and modules of other names are
     its own business, and so is what begins with an underscore; another name is a slip."""
     file = find(path).resolve()
+    if file.is_file() and file.suffix != '.py':         # a stranger's checkpoint, say
+        raise Refused(f'{path} is no config, which is a .py file')
     if not file.is_file():
         there = [f'config/{each.name}' for each in find('config').glob('*.py')]
         raise Refused(f'there is no config {path}{nearest(path, there)}')

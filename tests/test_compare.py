@@ -215,7 +215,9 @@ def test_two_arms_and_a_partner_and_what_evaluate_says_of_them(call, write, tmp_
                         'FLOPs', 'as it is', 'as it is', 'as it is', '']
     assert 'Comparisons made here: 10.' in said
     [folder] = tmp_path.glob('c/grown-*-1')
-    assert (folder / 'line.txt').read_text().startswith(f'train {GROWN} ')
+    config, *own = GROWN.split()
+    line = (folder / 'line.txt').read_text()
+    assert line.startswith(f'train {config} ') and f' {" ".join(own)} --seed=1' in line
     found = Subject(folder, Asked(tasks='toy_copy', n=4, batches=2, device='cpu',
                                   measures=('loss', 'log_prob'))).scores(
                                       Way(window='1-2', method='rk', K=3))
@@ -369,6 +371,29 @@ def test_a_run_is_of_the_code_of_training(tmp_path, monkeypatch):
         (tmp_path / 'model.py').write_text(text)
         marks.append(Arms(dict(a='config/baseline.py'), tmp_path).mark('a'))
     assert marks[0] == marks[1] != marks[2]
+
+
+def test_an_edit_behind_a_config_makes_another_run(tmp_path):
+    "A factory's argument, a file of a package, what a class of a Step's has by itself."
+    files = {'made.py': 'def make(share):\n    def init(new, old):\n        pass\n'
+                        '    return init\n',
+             'parts/__init__.py': '', 'parts/helper.py': 'SHARE = 1\n',
+             'c.py': 'from made import make\nfrom parts.helper import SHARE as _share\n'
+                     'init = make(0.5)\ngrow = "lidas"\nn_layer = 4\n'}
+    (tmp_path / 'parts').mkdir()
+    marks = []
+    for edit in ({}, {'c.py': ('0.5', '0.6')}, {'parts/helper.py': ('1', '2')}):
+        for name, text in files.items():
+            (tmp_path / name).write_text(text.replace(*edit.get(name, ('', ''))))
+        marks.append(Arms(dict(a=str(tmp_path / 'c.py')), tmp_path).mark('a'))
+    assert len({*marks}) == 3
+
+
+def test_a_lines_own_settings_have_the_last_say(tmp_path):
+    arms = Arms(dict(a=f'{BASE} --lr=1e-3', b=BASE), tmp_path, ['--lr=4e-3'])
+    assert [arms.config(name)[0].lr for name in 'ab'] == [1e-3, 4e-3]
+    with pytest.raises(Refused, match='which seeds are trained is --seeds'):
+        Arms(dict(a=f'{BASE} --seed=5'), tmp_path)
 
 
 def test_a_cut_that_was_stopped_is_made_again(call, write, tmp_path, monkeypatch):

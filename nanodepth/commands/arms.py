@@ -9,6 +9,7 @@ import math
 import re
 import shlex
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from nanodepth.commands import cut
 from nanodepth.commands.cost import planned, stretches
@@ -19,7 +20,7 @@ from nanodepth.report.contrasts import is_same
 from nanodepth.scoring.rows import files_of, sources_of
 from nanodepth.scoring.scores import is_there
 from nanodepth.text.loader import how_to_prepare, make_toy_data
-from nanodepth.train import (FREE, KNOWN, Config, Loader, as_written, in_steps, read,
+from nanodepth.train import (FREE, KNOWN, Config, Loader, as_written, find, in_steps, read,
                              refuse_what_does_not_fit, train)
 
 SCHEDULE = {'steps', 'warmup_steps', 'decay_steps'}
@@ -46,6 +47,8 @@ def read_arm(name, lines):
         first = words[0] if words else ''
         raise Refused(f'{name}: {first!r} is no config, no other arm and not `cut`'
                       f'{nearest(first, lines)}')
+    if any(word.partition('=')[0] == '--seed' for word in words) and words[0] != 'cut':
+        raise Refused(f'{name}: which seeds are trained is --seeds, and no setting of a line')
     flops = [word.partition('=')[2] for word in words if word.startswith('--flops=')]
     words = [word for word in words if not word.startswith('--flops=')]
     begins = {*re.findall(r'\{([^{}]+)\}', ' '.join(words))} - {'seed'}
@@ -88,7 +91,10 @@ class Arms(dict):
         words = [re.sub(r'\{([^{}]+)\}', fill, word) for word in self[name].words]
         if self[name].is_cut:
             return read(cut.Options, words, ['run', 'shape']), words
-        words += [*self.more, f'--seed={seed}']
+        # a line's own settings have the last say
+        configs = [word for word in words if word[0] != '-' and word.endswith('.py')]
+        own = [word for word in words if word not in configs]
+        words = [*configs, *self.more, *own, f'--seed={seed}']
         return read(Config, words), words
 
     def mark(self, name, seed=0):
@@ -102,11 +108,14 @@ class Arms(dict):
             settings = as_written(config)
             functions = [each for each in vars(config).values() if callable(each)]
             functions += {*map(type, steps_in(config.order or ()))} - {*KNOWN.values()}
+            functions += [find(word) for word in arm.words if word.endswith('.py')]
             data = [Loader(config, each).description()
                     for each in (config.data, config.cooldown_data) if each]
         left = FREE | {'seed', 'out', 'run', 'init_from'}
         parent = config.run if arm.is_cut else config.init_from
-        files = files_of(parent) if parent and not arm.begins else None
+        is_an_arms = parent and any(Path(parent) == self.folder(other, seed)
+                                    for other in arm.begins)
+        files = files_of(parent) if parent and not is_an_arms else None
         others = [self.mark(other, seed) for other in sorted({*arm.begins, arm.flops} - {None})]
         said = [{key: value for key, value in settings.items() if key not in left},
                 sources_of([train, *functions]), data, files, others, arm.is_cut]

@@ -307,7 +307,7 @@ def main(argv=None):
     places = {job: arms.folder(*job) for job in jobs}
     tell(f'{sum(not arms[name].is_cut for name, _ in jobs)} runs of {len(arms.trained())} arms')
     clock = Clock(flops_to_train(arms, places))
-    rows, made, left = [], {}, []
+    rows, made, left, first = [], {}, [], None
     for name, seed in tqdm(jobs, 'runs', unit='run'):
         folder = places[name, seed]
         try:
@@ -318,7 +318,11 @@ def main(argv=None):
             continue
         made[name, seed] = folder
         if not arms[name].is_cut:
-            subject = Subject(folder, options)
+            subject = Subject(folder, options, like=first)
+            first = first or subject
+            if subject.data() != first.data():
+                left.append(f'{name}, seed {seed}, is measured on {subject.data()}, and '
+                            f'{first.path} on {first.data()}: its loss is compared with none')
             rows += subject.rows(ways_of(options, name), folder / 'notes.jsonl', group=name,
                                  run=f'{name}-{seed}', steps=subject.state['step'],
                                  flops=subject.state['flops'])
@@ -326,10 +330,14 @@ def main(argv=None):
         measures = list(dict.fromkeys(row['measure'] for row in rows))
         answers = [row['measure'] for row in rows if row['kind'] == 'share']
         usual = [name for name in ('loss', 'text', *answers[-1:]) if name in measures]
-        for name in options.show:
-            check_choice('--show', name, measures)
-        evaluate.print_differences(rows, bases(options, arms),
-                                   options.show or usual or measures[:1], options.margins)
         write_csv(wide(rows), options.out / 'rows.csv')
+        shown = []
+        for name in options.show:       # 'rank' is 'rank, depth 0', 'rank, depth 1', ..., too
+            its = [each for each in measures if f'{each},'.startswith(f'{name},')]
+            if not its:
+                check_choice('--show', name, measures)
+            shown += its
+        evaluate.print_differences(rows, bases(options, arms), shown or usual or measures[:1],
+                                   options.margins)
         draw(options, arms, made)
     print(*left, sep='\n', end='\n' * bool(left))

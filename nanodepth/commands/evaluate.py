@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from nanodepth.common.errors import Refused, check_choice
 from nanodepth.models.checkpoint import named_models
-from nanodepth.report.contrasts import beside, difference, mean_of, spelled
+from nanodepth.report.contrasts import beside, difference, mean_of, paired, spelled
 from nanodepth.report.plot import PICTURES, draw_curves, show
 from nanodepth.report.tables import (change_in_words, columns, grouped, groups_of, named_after,
                                      number, over_seeds, where, write_csv)
@@ -115,6 +115,9 @@ def print_differences(rows, bases, measures=(), margins={}):
             first = [group, way, '' if math.isnan(share) else f'{share:.0%}', f'{len(its)}',
                      spelled([row['mean'] for row in its], its[0]['kind'])]
             for words, other in pairs or [('', [])]:
+                common = len(paired(its, other))
+                if 0 < common < max(len(its), len(other)):      # the means are of more
+                    words = f'{words}, {common} common seeds'
                 cells = difference(its, other, margins)
                 lines.append(first + [words, *cells])
                 compared_here += any(cells)

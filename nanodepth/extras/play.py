@@ -427,6 +427,8 @@ def main(argv=None):
     else:
         text = page_of_checkpoint(options.runs[0]).encode()
     out = options.out or Path('out') / f'play_{names}.html'
+    if out.suffix != '.html':
+        raise Refused(f'--out={out}: a page is a file .html')
     replace(out, text)
     print(f'{out}: {len(text) / 2 ** 20:.1f} MB, for any browser', flush=True)
     if toys:

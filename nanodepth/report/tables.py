@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nanodepth.common.files import read_run, reading, replace
+from nanodepth.train import FREE
 
 
 # What rows of numbers have beside the kinds of answers, which therefore have other names.
@@ -58,13 +59,23 @@ def run_names(paths):
 def groups_of(paths):
     """{name: its group of seeds} of {name: folder}: lidas-0, lidas-1 and lidas-2 are one run over
     three seeds if they were trained with the seeds 0, 1 and 2, as their run.json says. In
-    base_1-2-1 the last number is no seed."""
-    stem = {}
+    base_1-2-1 the last number is no seed. Runs of other settings are no seeds of one."""
+    stem, settings, number_of, alone = {}, {}, {}, set()
     for name, path in paths.items():
         before, dash, number = name.rpartition('-')
         config = read_run(path).get('config') or {}
         is_seed = dash and number.isdecimal() and config.get('seed') == int(number)
         stem[name] = before if is_seed else name
+        settings[name] = {key: value for key, value in config.items()
+                          if key not in FREE | {'seed', 'init_from'}}
+        number_of[name] = number
+    named = [name for name in paths if stem[name] != name]
+    for name in named:          # other settings, or one seed twice: they are no seeds of one run
+        alike = [other for other in named if stem[other] == stem[name]]
+        one_twice = len({int(number_of[other]) for other in alike}) < len(alike)
+        if one_twice or any(settings[other] != settings[name] for other in alike):
+            alone.update(alike)
+    stem |= {name: name for name in alone}
     seeds = [stem[name] for name in paths if stem[name] != name]
     groups = dict(zip(paths, paths))
     for name in paths:

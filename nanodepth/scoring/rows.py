@@ -11,6 +11,7 @@ import inspect
 import json
 import math
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Literal
 import torch
 from tqdm import tqdm
 
-from nanodepth import __version__
+import nanodepth
 from nanodepth.common.errors import Refused, check_choice, say
 from nanodepth.common.files import on_hub, refuse_unwritable
 from nanodepth.looping.layers import is_ours
@@ -248,15 +249,18 @@ class Subject:
         return rows
 
     def mark(self):
-        """What a note counts for: these files of a checkpoint, all that is asked, the source of the
-        measures and of the seven, and our version."""
+        """What a note counts for: these files of a checkpoint, all that is asked, and the source of
+        what measures: the seven, the package, the script that was started, a file of arms."""
         rows = (self.val.description(), self.val.batch_size, self.val.context) if self.val else None
         asked = [getattr(self.asked, each.name) for each in fields(self.asks)
                  if each.name != 'metric']
-        sources = sources_of([train, depth_score, *self.measures.values(), *BROUGHT,
+        files = [*Path(nanodepth.__file__).parent.rglob('*.py')]
+        files += map(Path, filter(None, [getattr(sys.modules['__main__'], '__file__', None)]))
+        lines = getattr(self.asked, 'lines', ())
+        files += map(Path, lines if len(lines) == 1 else ())
+        sources = sources_of([train, depth_score, *files, *self.measures.values(), *BROUGHT,
                               *filter(None, [self.asked.metric])])      # the first two: the seven
-        said = [self.files, rows, asked, sources, str(next(self.model.parameters()).dtype),
-                __version__]
+        said = [self.files, rows, asked, sources, str(next(self.model.parameters()).dtype)]
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:24]
 
 
@@ -308,19 +312,32 @@ def files_of(path):
                   for file in files if file.exists())
 
 
-def sources_of(functions):
-    """The files in which functions or classes stand, and those beside them that these import, as
-    Python code without remarks. So what a function calls is noticed, too, where it is edited."""
-    texts, todo = {}, []
-    for each in functions:
-        parts = vars(each).values() if inspect.isclass(each) else [each]
+def sources_of(code):
+    """Python files, and those in which functions and classes stand; with them the files beside them
+    that these import, as code without remarks. So what a function calls is noticed, too, where it
+    is edited."""
+    todo = []
+    for each in code:
+        if isinstance(each, Path):
+            todo.append(each)
+            continue
+        each = getattr(each, 'func', each)          # of a functools.partial
+        kinds = each.__mro__ if inspect.isclass(each) else ()
+        parts = [part for kind in kinds for part in vars(kind).values()] or [each]
         todo += [Path(inspect.unwrap(part).__code__.co_filename)        # behind @torch.no_grad()
                  for part in parts if inspect.isfunction(part)]
+    todo = [(path, path.parent) for path in todo]
+    texts = {}
     while todo:
-        path = todo.pop()
-        if path not in texts and path.exists():
+        path, root = todo.pop()
+        if path not in texts and path.is_file():
             texts[path], names = parsed(path.read_text(encoding='utf-8'))
-            todo += [path.with_name(f'{name}.py') for name in names]
+            for name in names:                      # of a.b: a.py, a/__init__.py, a/b.py, ...
+                parts = name.split('.')
+                for folder in {root, path.parent}:
+                    for n in range(1, len(parts) + 1):
+                        module = folder.joinpath(*parts[:n])
+                        todo += [(module.with_suffix('.py'), root), (module / '__init__.py', root)]
     return sorted((path.name, text) for path, text in texts.items())
 
 
@@ -330,9 +347,10 @@ def parsed(source):
     tree, names = ast.parse(source), set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names |= {alias.name.partition('.')[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module.partition('.')[0])
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            before = f'{node.module}.' if node.module else ''
+            names |= {before + alias.name for alias in node.names}
     return ast.unparse(tree), names
 
 

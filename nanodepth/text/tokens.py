@@ -298,6 +298,8 @@ def begin(folder, plan):
     if there and not path.exists():
         raise Refused(f'{folder} holds {there[0]} of something else: choose another --out')
     begun = read_json(path) if path.exists() else plan
+    if begun.keys() != plan.keys():
+        raise Refused(f'{folder} holds a plan.json of something else: choose another --out')
     differs = [name for name in plan if begun.get(name) != plan[name]]
     if differs and any(name == 'train.json' or name.startswith('part_') for name in there):
         name = differs[0]
