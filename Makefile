@@ -64,7 +64,7 @@ test: .venv/tests               # every test, a worker a core: 3 minutes on two 
 	@echo 'On two cores the tests take about 3 minutes.'
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --dist worksteal
 families: .venv/tests           # the wrapper and both exports on every family, in both forms of attention: 2 to 3 minutes
-	FAMILIES=all OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --dist worksteal tests/test_families.py
+	FAMILIES=all OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --dist worksteal tests/test_windows.py
 real: smollm2                   # the published model beside transformers, and its scores beside lm-eval's own: 3 minutes
 	OMP_NUM_THREADS=2 $(PY) -m pytest -q tests/real.py
 readme: smollm2                 # every command of README, COURSE and CHECKPOINT in a fresh clone: half an hour

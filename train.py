@@ -1475,7 +1475,7 @@ def setting(kinds, name, value, where=''):
 
 
 def nearest(name, names):
-    near = difflib.get_close_matches(str(name), names, 1)
+    near = difflib.get_close_matches(str(name), [str(each) for each in names], 1, 0.5)
     return f'; did you mean {near[0]!r}?' if near else ''
 
 

@@ -3,6 +3,8 @@
 One thread each, because two workers share two cores. Unless a test asks for `pictures`, a finished
 training draws none, and the others are drawn but not rendered, which takes a second each.
 """
+import contextlib
+import copy
 import gc
 import json
 import multiprocessing
@@ -32,12 +34,13 @@ from nanodepth.__main__ import main as nanodepth  # noqa: E402
 from nanodepth.text.tokens import write_dataset  # noqa: E402
 from nanodepth.text.tokenizer import write_tokenizer  # noqa: E402
 from nanodepth.commands.cost import planned  # noqa: E402
-from nanodepth.model import LM, ModelConfig  # noqa: E402
+from nanodepth.model import LM, ModelConfig, Step  # noqa: E402
 from nanodepth.models.checkpoint import BROUGHT  # noqa: E402
 # these take `show` by its name, and so before it is replaced
 from nanodepth.commands import evaluate, plot as plot_command, probe  # noqa: E402
 from nanodepth import train  # noqa: E402
 from nanodepth.report import plot  # noqa: E402
+from nanodepth.retrofit import surgery  # noqa: E402
 from nanodepth.train import Config, read, save  # noqa: E402
 
 torch.set_num_threads(1)
@@ -220,6 +223,16 @@ def config(data, tmp_path):
     return make
 
 
+@pytest.fixture
+def recurrent(tiny, tmp_path):
+    "The settings of a run that goes on from a small cut of mean 3, which says its own shape."
+    core = surgery(tiny(vocab_size=257, n_layer=6, context=16), '2-2-1', r=3, backprop_depth=2,
+                   inject='linear')
+    start = dict(init_from=save_run(tmp_path / 'cut', core, flops=5, inherited_flops=2))
+    return start | {key: getattr(Config, key) for key in ('n_layer', 'n_embd', 'n_head',
+                                                          'head_dim')}
+
+
 def save_run(folder, model, data=None, **more):
     "A folder as train.py leaves it, with a model that reads bytes; NAME-3 was trained with seed 3."
     config = dict(data=[str(data)], batch_size=4, context=16) if data else {}
@@ -275,6 +288,44 @@ def logits(model, tokens):
 def same(a, b):
     "Are two state dicts equal, bit by bit?"
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+class Times(Step):
+    "A Step of one's own: its items several times, one run after the other."
+
+    def __init__(self, items, times=2):
+        super().__init__(items)
+        self.times = times
+
+    def __call__(self, model, x, depth, **how):
+        return model.run(x, self.items * self.times, depth, **how)
+
+    def unrolled(self, r=None):
+        return super().unrolled(r) * self.times
+
+    def flops(self, model, context, r=None, backprop_depth=None):
+        return super().flops(model, context, r, backprop_depth) * self.times
+
+    def settings(self):
+        return dict(times=self.times)
+
+
+def attributes(model):
+    "What each module of a model has: children, weights, hooks, and all else, an order too."
+    copied = lambda value: value.copy() if isinstance(value, (dict, list)) else value
+    return {name: {key: copied(value) for key, value in vars(module).items()}
+            for name, module in model.named_modules()}
+
+
+@contextlib.contextmanager
+def restored(model):
+    "Whatever is done to a model inside this `with` is undone at its end, also after an error."
+    before, weights = attributes(model), copy.deepcopy(model.state_dict())
+    try:
+        yield
+    finally:
+        assert attributes(model) == before
+        assert same(model.state_dict(), weights)
 
 
 def assert_equal_runs(a, b):

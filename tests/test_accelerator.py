@@ -2,12 +2,11 @@
 wrapped, and which share of the peak is said; and what a log shows. (tests/gpu.py asks a GPU.)
 """
 import contextlib
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import flags, log_of, ranks, weights_of
+from conftest import log_of, weights_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import nanodepth.model as model_file
@@ -27,25 +26,6 @@ def test_layers_compute_in_the_type_that_is_asked_for(dtype, config, monkeypatch
     train(config(steps=2, warmup_steps=0, decay_steps=1, dtype=dtype))
     assert {*seen} == {getattr(torch, dtype)}
     assert {t.dtype for t in weights_of(config()).values()} == {torch.float32}
-
-
-def refuse_float32():
-    real = model_file.MLP.forward
-
-    def forward(mlp, x):
-        assert mlp.gate(x).dtype == torch.bfloat16
-        return real(mlp, x)
-    model_file.MLP.forward = forward
-
-
-def test_two_processes_in_bfloat16_take_the_steps_of_one(config):
-    losses = []
-    for name, n in (('one', 1), ('two', 2)):
-        c = config(name, steps=4, warmup_steps=0, decay_steps=1, dtype='bfloat16')
-        ended = ranks(flags(c), n=n, before=refuse_float32)
-        assert ended.returncode == 0, ended.stderr
-        losses.append([line['loss'] for line in log_of(c)[1:]])
-    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
 @pytest.fixture
@@ -121,22 +101,3 @@ def test_adamw_is_fused_and_muon_iterates_in_bfloat16_on_a_gpu(config, tiny, mon
             p.grad = torch.empty_like(p)
             Muon([p], 0.1).step()
     assert seen == [torch.bfloat16, torch.float32]
-
-
-def test_a_logged_step_is_a_line_where_nobody_watches(config, capsys):
-    train(config(steps=4, warmup_steps=0, decay_steps=1, log_every=2, eval_every=4))
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith('step ')]
-    assert [line.partition(':')[0] for line in lines] == [
-        'step 0 of 4', 'step 2 of 4', 'step 4 of 4']
-    assert 'tokens_per_s' in lines[1] and 'val_loss' in lines[2]
-
-
-def test_a_log_may_be_shown_online(config, monkeypatch):
-    shown = []
-    online = SimpleNamespace(log=lambda numbers, step: shown.append((step, numbers)))
-    package = SimpleNamespace(init=lambda project, name, config: shown.append(
-        (project, name, config['steps'])) or online)
-    monkeypatch.setitem(sys.modules, 'wandb', package)
-    train(config(steps=2, warmup_steps=0, decay_steps=1, wandb=True))
-    assert shown[0] == ('nanodepth', 'run', 2)
-    assert [step for step, _ in shown[1:]] == [0, 1, 2] and 'val_loss' in shown[-1][1]

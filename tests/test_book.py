@@ -178,15 +178,6 @@ def test_a_config_is_text_and_no_archive_is_run(tmp_path):
     assert not (tmp_path / 'ran').exists()
 
 
-def test_the_script_is_the_module(tmp_path):
-    "python train.py is nanodepth.train, where it reads its config, and no second copy of it."
-    path = tmp_path / 'c.py'
-    path.write_text("import sys\nimport nanodepth.train\nimport train\n"
-                    "main = sys.modules['__main__']\n"
-                    'raise SystemExit(7 if nanodepth.train is train is main else 8)\n')
-    assert subprocess.run([sys.executable, 'train.py', str(path)], cwd=ROOT).returncode == 7
-
-
 def test_shares_of_the_steps():
     c = Config()
     assert [in_steps(n, c.steps) for n in (c.warmup_steps, c.decay_steps)] == [50, 120]

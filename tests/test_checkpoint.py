@@ -4,21 +4,20 @@ import os
 import pickle
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import BEGUN, logits, refused, same, save_run, state_of
+from conftest import BEGUN, Times, logits, refused, same, save_run, state_of
 
 from nanodepth import patch, save_hf, wrapper
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import claim, fresh, replace
-from nanodepth.model import LM, ModelConfig, Step, steps_in, unrolled
+from nanodepth.model import LM, ModelConfig, Step, steps_in
 from nanodepth.models import checkpoint
 from nanodepth.models.checkpoint import load_model
-from nanodepth.retrofit import Core, core_of, new_adapter, surgery
+from nanodepth.retrofit import Core, core_of, new_adapter
 from nanodepth.train import load, save, written
 from nanodepth.wrapper import Window
 
@@ -37,41 +36,6 @@ def test_what_is_saved_comes_back(tmp_path, tiny):
     save(tmp_path, model, [], step=4)
     assert load(tmp_path)[1]['step'] == 4 and load(tmp_path / 'ckpt-3.pt')[1]['step'] == 3
     assert sorted(p.name for p in tmp_path.iterdir()) == ['ckpt-3.pt', 'ckpt.pt']
-
-
-def test_the_last_checkpoint_of_a_depth_is_that_of_the_highest_step(tmp_path, tiny):
-    for step in (8, 16):
-        save(tmp_path, tiny(), [], names=('ckpt.pt', f'ckpt-{step}.pt'))
-    assert checkpoint.stages_of(tmp_path) == {4: tmp_path / 'ckpt-16.pt'}
-
-
-def test_load_model(tmp_path, tiny):
-    model = tiny(n_kv_head=2, ln_scaling=True, order=[0, 1, 2, 1, 3])
-    save(tmp_path, model, [])
-    back = load_model(tmp_path)
-    tokens = torch.randint(50, (2, 9))
-    assert torch.equal(back(tokens), model(tokens)) and not back.training
-    assert back.head.weight is back.embed.weight
-    core = surgery(tiny(n_layer=6), ([0, 2], [3], [5, 4]), inject='add', state_std=0, r=3)
-    save(tmp_path, core, [])
-    assert torch.equal(load_model(tmp_path)(tokens), core(tokens))
-
-
-class Times(Step):
-    "Its items several times."
-
-    def __init__(self, items, times=2):
-        super().__init__(items)
-        self.times = times
-
-    def __call__(self, model, x, depth, **how):
-        return model.run(x, self.items * self.times, depth, **how)
-
-    def unrolled(self, r=None):
-        return unrolled(self.items, r) * self.times
-
-    def settings(self):
-        return dict(times=self.times)
 
 
 class Again(Core):
@@ -115,15 +79,7 @@ def test_what_is_written_is_the_same_step_or_a_line(name, ordered, tmp_path):
     assert written(back.order) == written(model.order)
     assert list(map(type, steps_in(back.order))) == list(map(type, steps_in(model.order)))
     assert back.flops_per_token() == model.flops_per_token()
-
-
-def test_a_file_brings_its_own_classes(ordered, tmp_path):
-    model, file = ordered('own core'), tmp_path / 'mine.py'
-    file.write_text('from nanodepth.retrofit import Core\n\n\nclass Again(Core):\n'
-                    '    def first_state(self, e, first=0, generator=None):\n        return e\n')
-    save(tmp_path, model, [])
-    tokens = torch.arange(24).view(2, 12)
-    assert torch.equal(logits(load_model(tmp_path, classes=file), tokens), logits(model, tokens))
+    assert back.head.weight is back.embed.weight and not back.training
 
 
 def test_what_no_checkpoint_can_say_is_not_written(ordered, tiny, tmp_path):
@@ -220,15 +176,13 @@ def test_code_in_a_checkpoint_does_not_run(tmp_path):
             return os.mkdir, (str(tmp_path / 'it ran'),)
 
     torch.save(dict(model=Code()), tmp_path / checkpoint.FILE)
-    with pytest.raises(Refused, match='more than tensors and plain values'):
-        load_model(tmp_path)
-    with pytest.raises(pickle.UnpicklingError):
-        load(tmp_path)
-    (tmp_path / checkpoint.FILE).write_bytes(pickle.dumps(Code()))
-    with pytest.raises(Refused, match='is damaged, or not what it should be'):
-        load_model(tmp_path)
-    with pytest.raises(Exception):
-        load(tmp_path)
+    raw = (tmp_path / checkpoint.FILE).read_bytes()
+    for content in (raw, pickle.dumps(Code())):
+        (tmp_path / checkpoint.FILE).write_bytes(content)
+        with pytest.raises(Refused, match='more than tensors and plain values|is damaged'):
+            load_model(tmp_path)
+        with pytest.raises((pickle.UnpicklingError, RuntimeError)):
+            load(tmp_path)
     assert not (tmp_path / 'it ran').exists()
 
 
@@ -269,16 +223,6 @@ def test_a_failed_write_keeps_the_old_one(tmp_path, tiny, monkeypatch):
     with pytest.raises(OSError, match='no space left'):
         save(tmp_path, tiny(), [], step=2)
     assert load(tmp_path)[1]['step'] == 1
-
-
-def test_a_file_of_an_older_form_is_refused(tiny, tmp_path):
-    model = surgery(tiny(), '1-2-1')
-    for more in (dict(kind='lm'), dict(kind='recurrent', recurrent=dict(mean=3)),
-                 dict(kind='recurrent', recurrent=dict(recurrence=3))):
-        state = dict(model=model.state_dict(), model_config=asdict(model.config), **more)
-        torch.save(state, tmp_path / 'ckpt.pt')
-        with pytest.raises(Refused, match='of an older form'):
-            load_model(tmp_path)
 
 
 def test_a_model_that_is_not_finite_is_opened_by_nobody(tiny, tmp_path):

@@ -2,8 +2,8 @@
 
 Promised: tokenizers encode as their reference does; an epoch is a permutation, ranks share out the
 batch of one, a mixture is exact in every period; a mask and the kinds of answers by a slow form;
-damaged data is named. Every question of depth d takes d + 1 looks and no fewer; the toy data and
-text hold what they say, and no split shares a document. A dataset is the same bytes whatever the
+damaged data is named. Every question of depth d takes d + 1 looks and no fewer; the toy data are
+what they were, and no split shares a document. A dataset is the same bytes whatever the
 number of processes, and after a kill.
 """
 import hashlib
@@ -13,8 +13,6 @@ import multiprocessing
 import random
 import re
 import runpy
-import shutil
-import string
 import sys
 import time
 from collections import Counter
@@ -40,7 +38,7 @@ from nanodepth.scoring.rows import Asked, Subject
 from nanodepth.scoring.scores import open_data
 from nanodepth.scoring.way import Way
 from nanodepth.text import primitives, tokenizer as tokenizer_file, tokens as tokens_file
-from nanodepth.text.loader import Rows
+from nanodepth.text.loader import how_to_prepare, Rows
 from nanodepth.text.primitives import Example, few_shot, TASKS, TOY_TASKS
 from nanodepth.text.tokenizer import get_tokenizer
 from nanodepth.text.tokens import number, write_dataset
@@ -63,6 +61,12 @@ def test_bytes():
     for text in TEXTS:
         assert enc.encode(text) == list(text.encode())
         assert enc.decode(enc.encode(text)) == text
+    for text in ('', 'aä東🙂\r\n', 'a<|endoftext|>b<|endoftext|>'):
+        array = tokenizer_file.encode_as_array(enc, text, special=True)
+        assert array.dtype == 'uint16'
+        assert array.tolist() == enc.encode(text, allowed_special='all')
+        plain = tokenizer_file.encode_as_array(enc, text, special=False)
+        assert plain.tolist() == [*text.encode()]
     assert enc.encode('a<|endoftext|>', allowed_special='all') == [97, 256]
 
 
@@ -185,19 +189,6 @@ def test_a_mixture_is_exact_in_every_period_and_each_part_is_gone_through_in_tur
             assert sorted(w for d, e, w in places if (d, e) == (k, epoch)) == list(range(windows))
 
 
-def test_several_shards_are_one_dataset(tmp_path):
-    folder = make(tmp_path / 'd', 8 * 10 + 1)
-    meta = json.loads((folder / 'train.json').read_text())
-    more = (np.arange(8 * 5 + 1) + 100).astype('uint16').tobytes()
-    (folder / 'train_001.bin').write_bytes(more)
-    meta['shards'].append(dict(file='train_001.bin', tokens=8 * 5 + 1,
-                               sha256={'.bin': hashlib.sha256(more).hexdigest()}))
-    (folder / 'train.json').write_text(json.dumps(meta))
-    loader = Rows(folder, 1, 8, 'train')
-    assert len(loader) == 15
-    assert windows(loader, [0, 9, 10, 14])[0][:, 0].tolist() == [0, 72, 100, 132]
-
-
 def windows(loader, numbers, d=0):
     "(tokens, targets, kinds) of these windows of one of its datasets."
     return loader.datasets[d].read(np.array(numbers))
@@ -207,6 +198,8 @@ def test_bad_data_is_not_read(tmp_path):
     folder = make(tmp_path / 'd', 500)
     with pytest.raises(FileNotFoundError, match='nowhere'):
         Rows(tmp_path / 'nowhere', 4, 8)
+    assert 'data/smollm/prepare.py (' in how_to_prepare(ROOT / 'data/smollm/nowhere')
+    assert 'data/text/prepare.py FILES' in how_to_prepare(tmp_path / 'nowhere')
     (folder / 'train_000.bin').write_bytes((folder / 'train_000.bin').read_bytes()[:-4])
     with pytest.raises(ValueError, match='greater than file size'):
         Rows(folder, 4, 8, 'train').batch(0)
@@ -343,23 +336,6 @@ def test_copying_asks_for_what_came_next(task):
         assert words[words.index(words[-1]) + 1] == e.options[e.answer].strip()
 
 
-def test_no_place_gives_the_value_away():
-    """Neither the place of the answer's statement, nor of the question's, nor the order of the
-    options."""
-    for depth in (0, 1):
-        examples = few_shot('assign_basic', 2000, shots=0, depth=depth)
-        places = [[], [], []]
-        for e in examples:
-            given, name = statements('assign_basic', e)
-            places[0].append(list(given.values()).index(e.options[e.answer].strip()))
-            places[1].append(list(given).index(name) % 5)
-            places[2].append(e.answer)
-        for found in places:
-            counts = [found.count(i) for i in range(5)]
-            # 5 standard deviations
-            assert sum(counts) == 2000 and max(abs(c - 400) for c in counts) < 90
-
-
 def test_shots_are_fresh_and_the_question_stays():
     sizes = dict(toy_copy=8, toy_assign=4, copy_random=10, copy_words=10)
     for task in EVERY:
@@ -377,6 +353,8 @@ def test_shots_are_fresh_and_the_question_stays():
 
 def test_a_seed_is_an_example_on_every_platform():
     e = few_shot('assign_math', 1, shots=0, depth=1, seed=7)[0]
+    many = few_shot('assign_math', 60, shots=0, depth=1)
+    assert {int(option) for each in many for option in each.options} == {*range(1, 26)}
     assert few_shot('assign_math', 3, shots=0, depth=1, seed=7)[0] == e
     assert few_shot('assign_math', 1, shots=0, depth=1, seed=8)[0] != e
     assert few_shot('toy_assign', 1, shots=1, depth=1)[0] == Example(
@@ -390,121 +368,37 @@ sys.modules['toy'] = SimpleNamespace(**toy)         # where another process look
 SIZE, KINDS, BEGINS = toy['SIZE'], toy['KINDS'], toy['BEGINS']
 
 
-def toy_documents(n, seed=0):
-    rng = random.Random(seed)
-    return [toy['document'](rng, 4, SIZE) for _ in range(n)]
-
-
-def test_the_toy_is_what_it_was():
-    "A gold value: every number about the toy is of these documents."
-    made = toy['documents']('val', 300, 4, set())
-    assert hashlib.sha256(made.tobytes()).hexdigest().startswith('cba4b5b13947b3a1')
-
-
-def test_the_toy_draws_its_puzzles_as_the_questions_do():
-    "The script stands alone, so it has words and chains once more."
-    for seed in range(50):
-        one, other = random.Random(seed), random.Random(seed)
-        assert toy['random_words'](one, 9) == primitives.random_words(other, 9)
-        texts = [text for text, _, _ in toy['chain'](one, 6, 1)]
-        depth = other.randrange(6)
-        names = other.sample(string.ascii_lowercase, (depth + 1) * 4)
-        values = other.sample(string.digits, 4)
-        statements, last = primitives.chain(other, names, values, depth)
-        asked = other.choice(list(last))
-        assert texts[:len(statements) + 2] == [name + given for name, given in statements] + [
-            f'?{asked}', last[asked]]
-
-
-def toy_answers(tokens, marks):
-    "(kind, the text before the answer, the answer as far as it is in the window)"
-    text = ''.join(chr(t) if t < 256 else '' for t in tokens)
-    for start in (i for i, m in enumerate(marks) if m >= BEGINS):
-        end = start + 1
-        while end < len(marks) and 0 < marks[end] < BEGINS:
-            end += 1
-        # text lacks the first token
-        yield KINDS[marks[start] - BEGINS - 1], text[:start - 1], text[start - 1:end - 1]
-
-
-def test_every_answer_follows_by_as_many_steps_as_its_kind_says():
-    counted = Counter()
-    for tokens, _, marks in toy_documents(500):
-        for kind, before, answer in toy_answers(tokens, marks):
-            counted[kind] += 1
-            if kind == 'copy':          # the word after the last appearance of the word before
-                words = re.findall('[A-Z][a-z]+', before)
-                follower = words[words.index(words[-1]) + 1]
-                assert follower.startswith(answer)
-            else:
-                depth, given = int(kind[-1]), dict(re.findall('(.)(.)', before.split('?')[0]))
-                assert look_up(given, before[-1], depth + 1) == answer and answer.isdigit()
-                assert look_up(given, before[-1], depth) != answer
-                # no earlier answer makes the way shorter, or leaves fewer values
-                assert before.count('?') == 1
-    assert counted['copy'] > 1000 and all(counted[f'depth {d}'] > 60 for d in range(4))
-
-
-def test_what_counts_in_the_loss_can_be_known():
-    """Every answer counts, and neither statements do, nor questions, nor a word where it first
-    appears."""
-    for tokens, mask, marks in toy_documents(300):
-        text = ''.join(chr(t) for t in tokens[1:])
-        assert all(counts for counts, mark in zip(mask, marks) if mark) and not mask[0]
-        if text[0].isupper():
-            seen = set()
-            for found in re.finditer('[A-Z][a-z]{2}', text):
-                assert not any(mask[found.start() + 1:found.end() + 1]) or found.group() in seen
-                seen.add(found.group())
-        else:
-            n = len(text.split('?')[0])
-            assert n % 8 == 0 and not any(mask[:n + 1])
-            assert mask[n + 1:] == [i % 3 == 2 for i in range(SIZE - n - 1)]
+def test_the_toy_is_what_it_was(monkeypatch):
+    "Gold values: every number about the toy is of these documents. Later ones have own seeds."
+    digest = lambda made: hashlib.sha256(made.tobytes()).hexdigest()[:16]
+    assert digest(toy['documents']('val', 300, 4, set())) == 'cba4b5b13947b3a1'
+    monkeypatch.setitem(toy['documents'].__globals__, 'FIRST', 30)
+    monkeypatch.setitem(toy['documents'].__globals__, 'PIECE', 20)
+    assert digest(toy['documents']('train', 75, 6, set())) == 'd15063cef85fd48c'
 
 
 def test_the_splits_share_nothing(tmp_path, monkeypatch):
     texts = [bytes([97 + i]) * 9000 for i in range(20)]
     monkeypatch.setitem(toy['main'].__globals__, 'library', lambda: iter(texts))
-    for out in ('one', 'two'):
-        toy['main'](['--documents=800', f'--out={tmp_path / out}'])
+    toy['main'](['--documents=800', f'--out={tmp_path}'])
     sets = {}
     for split in ('train', 'val'):
-        assert (tmp_path / 'one' / f'{split}_000.bin').read_bytes() == (tmp_path / 'two'
-                / f'{split}_000.bin').read_bytes()
-        about = json.loads((tmp_path / 'one' / f'{split}.json').read_text())
+        about = json.loads((tmp_path / f'{split}.json').read_text())
         assert about['fingerprint'] == tokenizer_file.fingerprint(BYTES)
-        raw = np.fromfile(tmp_path / 'one' / f'{split}_000.bin', 'uint16')
+        raw = np.fromfile(tmp_path / f'{split}_000.bin', 'uint16')
         n = SIZE * dict(train=800, val=4000)[split]
         sets[split] = {tuple(row) for row in raw[:n].reshape(-1, SIZE)}, {*raw[n:].tolist()} - {256}
         share = (len(raw) - n) / len(raw)
         # little text: all of it
         assert share == pytest.approx(0.1, abs=0.01) or split == 'val' and share < 0.1
     assert not sets['train'][0] & sets['val'][0] and not sets['train'][1] & sets['val'][1]
-    loader = Rows(tmp_path / 'one', 1, 256)
+    loader = Rows(tmp_path, 1, 256)
     (tokens, last), (targets, _), (marks, of_last) = windows(loader, [3, len(loader) - 1])
     assert tokens[0] == 256 and tokens[64] == 256                 # whole documents
     at = int(np.argmax(marks >= BEGINS))
     assert marks[at] > BEGINS + 1 and chr(targets[at]).isalnum()
     # text: every byte is an answer
     assert of_last.tolist() == [BEGINS + 1] * 256
-
-
-def test_later_documents_come_in_pieces_of_their_own_seeds(monkeypatch):
-    monkeypatch.setitem(toy['documents'].__globals__, 'FIRST', 30)
-    monkeypatch.setitem(toy['documents'].__globals__, 'PIECE', 20)
-    taken = tuple(toy['document'](random.Random(seed_for(0, 'toy train 1')), 6, SIZE)[0])
-    tokens, mask, marks = toy['documents']('train', 75, 6, {taken})
-    slow = []
-    for seed, n in zip(('toy train', 'toy train 0', 'toy train 1', 'toy train 2'), (30, 20, 20, 5)):
-        rng = random.Random(seed_for(0, seed))
-        rounds = SIZE if seed == 'toy train' else 5
-        made = [toy['document'](rng, 6, rounds) for _ in range(n + 1)]
-        slow += made[1:] if seed == 'toy train 1' else made[:n]
-    for array, wanted in zip((tokens, mask, marks), zip(*slow)):
-        assert array.tolist() == [[int(value) for value in row] for row in wanted]
-    for seed in range(100):     # so few rounds of questions fill every document
-        few, every = (toy['document'](random.Random(seed), 6, n) for n in (5, SIZE))
-        assert few == every
 
 
 text_script = runpy.run_path(str(ROOT / 'data/text/prepare.py'))
@@ -521,14 +415,6 @@ def shards_of(folder, split):
     loader = Rows(folder, 1, 8, split)
     [dataset] = loader.datasets
     return [dataset.shard(s)['.bin'] for s in range(len(dataset.about['shards']))]
-
-
-@pytest.mark.parametrize('text', ['', 'aä東🙂\r\n', 'a<|endoftext|>b<|endoftext|>'])
-def test_bytes_at_once_are_what_the_tokenizer_says(text):
-    array = tokenizer_file.encode_as_array(BYTES, text, special=True)
-    assert array.dtype == 'uint16'
-    assert array.tolist() == BYTES.encode(text, allowed_special='all')
-    assert tokenizer_file.encode_as_array(BYTES, text, special=False).tolist() == [*text.encode()]
 
 
 def test_a_folder_of_documents_of_every_kind(tmp_path):
@@ -592,8 +478,7 @@ def test_a_folder_of_code_is_read_by_the_endings_that_say_text(tmp_path, capsys)
         'a textd.md', 'a textdeep/c.py']
 
 
-@pytest.mark.parametrize('workers', [1, 3])
-def test_much_text_is_read_in_parts_and_goes_on(tmp_path, monkeypatch, workers):
+def test_much_text_is_read_in_parts_and_goes_on(tmp_path, monkeypatch):
     "Small files together, as long as they are small: each part is a shard, whole or not at all."
     monkeypatch.setattr(tokens_file, 'PART', 70_000)
     monkeypatch.setattr(tokens_file, 'ProcessPoolExecutor', lambda n, *_: ThreadPoolExecutor(n))
@@ -602,10 +487,14 @@ def test_much_text_is_read_in_parts_and_goes_on(tmp_path, monkeypatch, workers):
     for part in range(9):
         (tmp_path / f'mine/{part} [a].jsonl').write_text('\n'.join(
             json.dumps(dict(text=row)) for row in rows[part::9]))
-    command = [str(tmp_path / 'mine'), f'--out={tmp_path / "d"}', f'--workers={workers}']
+    command = [str(tmp_path / 'mine'), f'--out={tmp_path / "d"}', '--workers=3']
     text_script['main'](command)
     shards = [shards_of(tmp_path / 'd', split) for split in ('train', 'val')]
     assert [*map(len, shards)] == [5, 1]
+    loader, firsts = Rows(tmp_path / 'd', 1, 8, 'train'), shards[0]
+    ends = np.cumsum([(len(tokens) - 1) // 8 for tokens in firsts])     # windows are in one shard
+    assert len(loader) == ends[-1]
+    assert windows(loader, ends[:-1])[0].tolist() == [list(tokens[:8]) for tokens in firsts[1:]]
     for validates, name in ((False, 'train'), (True, 'val')):   # copies stay together
         assert sorted(text_of(tmp_path / 'd', name).split('row ')[1:]) == sorted(
             row[4:] for row in rows if tokens_file.for_validation(row, 200) == validates)
@@ -752,11 +641,8 @@ def test_a_mixture_goes_on_to_more_tokens_and_is_left_as_it_is(source, made, tmp
         meta = json.loads((tmp_path / 'cosmopedia/train.json').read_text())
         assert 0.15 * number(tokens) <= meta['tokens'] == sum(s['tokens'] for s in meta['shards'])
     assert contents(tmp_path) == contents(made)
-    for more, why in ((['--val_every=7'], 'begun with val_every=50, not 7'),
-                      ([f'--source={shutil.copytree(source, tmp_path / "src")}'],
-                       'begun with source=')):
-        with pytest.raises(Refused, match=why):
-            prepare(command(source, made, *more))
+    with pytest.raises(Refused, match='begun with val_every=50, not 7'):
+        prepare(command(source, made, '--val_every=7'))
     (tmp_path / 'mixture.json').write_text('{"another": 1}')
     with pytest.raises(Refused, match='holds mixture.json of something else'):
         prepare(command(source, tmp_path))
@@ -831,10 +717,6 @@ def test_tokenizers_of_one_name_are_told_apart(config, tmp_path, tiny):
     for parent in (run, tmp_path / 'cut', tmp_path / 'hf'):
         with pytest.raises(Refused, match='a model has one tokenizer'):
             train(config('next', init_from=str(parent), data=str(tmp_path / 'two')), open_parent)
-    # a run has its own, whatever stands now where that of its data did
-    kept = get_tokenizer(run).encode('abcd')
-    other = get_tokenizer(bpe(tmp_path / 'tok', swapped='abcd')).encode('abcd')
-    assert get_tokenizer(run).encode('abcd') == kept != other
 
 
 def test_rows_of_others_begin_as_a_text_does(gemma, tiny, tmp_path):
@@ -873,21 +755,10 @@ def test_marks_go_by_name_where_datasets_number_them_otherwise(tmp_path, order, 
     assert counted == wanted and {*counted} == {*loader.kinds}
 
 
-def test_the_toy_forgets_both_splits_before_it_writes_one(tmp_path, monkeypatch):
+def test_the_toy_is_not_written_over_another(tmp_path):
     main, line = toy['main'], ['--documents=50', '--text=0', f'--out={tmp_path / "d"}']
     main(line)
-    before = {path: path.read_bytes() for path in (tmp_path / 'd').iterdir()}
+    before = contents(tmp_path / 'd')
     with pytest.raises(SystemExit, match='another dataset'):
         main([*line, '--depths=2'])
-    assert all(path.read_bytes() == raw for path, raw in before.items())
-    write, calls = main.__globals__['write'], []
-
-    def killed_at_the_second(*args, **more):
-        calls.append(args)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        write(*args, **more)
-    monkeypatch.setitem(main.__globals__, 'write', killed_at_the_second)
-    with pytest.raises(KeyboardInterrupt):
-        main(line)
-    assert [path.name for path in (tmp_path / 'd').glob('*.json')] == ['val.json']
+    assert contents(tmp_path / 'd') == before

@@ -1,10 +1,9 @@
 """Hugging Face checkpoints: in and out, ours and the authors', looped and in another order. Other
-families, and loops of them: test_families.py.
+families, and loops of them: test_windows.py.
 """
 import builtins
 import json
 import math
-import os
 import random
 
 import pytest
@@ -22,7 +21,6 @@ from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import export
 from nanodepth.commands.train import open_parent
 from nanodepth.common.errors import Refused
-from nanodepth.grow import untie
 from nanodepth.models.checkpoint import load_model, open_any
 from nanodepth.models.hf import as_theirs, load_hf, save_hf
 from nanodepth.models.hf_recurrent import save_raven
@@ -229,28 +227,6 @@ def test_a_name_on_the_hub_without_a_network():
         load_model('HuggingFaceTB/SmolLM-135M')         # HF_HUB_OFFLINE is set in conftest.py
     with pytest.raises(Refused, match=r"did you mean 'config/lidas.py'\?"):
         load_model('config/lidas2')       # a folder of that name hides no owner on the hub
-
-
-@pytest.mark.skipif(not os.path.exists('/proc/self/status'),
-                    reason='Linux says how much memory is mapped')
-def test_loading_copies_nothing(tmp_path):
-    theirs(tmp_path / 'x', hidden_size=256, intermediate_size=1024, num_hidden_layers=6)
-    size = (tmp_path / 'x' / 'model.safetensors').stat().st_size
-
-    def private():
-        return 1024 * int(next(line.split()[1] for line in open('/proc/self/status')
-                               if line.startswith('RssAnon')))
-    load_hf(tmp_path / 'x')         # imports are done
-    before = private()
-    model = load_hf(tmp_path / 'x')
-    logits(model, torch.zeros(1, 2, dtype=torch.long))
-    assert size > 20_000_000 and private() - before < size / 4
-    kept = (tmp_path / 'x' / 'model.safetensors').read_bytes()
-    with torch.no_grad():
-        model.embed.weight.zero_()          # a change stays in memory
-    assert (tmp_path / 'x' / 'model.safetensors').read_bytes() == kept
-    # deepcopy takes a tensor, not the file
-    assert max(t.untyped_storage().nbytes() for t in model.state_dict().values()) < size / 4
 
 
 RAVEN_SIZES = dict(prelude=1, core_block=2, coda=1)

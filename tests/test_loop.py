@@ -6,7 +6,7 @@ from conftest import log_of, same, state_of, weights_of
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common.errors import Refused
 from nanodepth.models.checkpoint import load_model
-from nanodepth.loop import fit_loop, parse_loop, repeat_block, running
+from nanodepth.loop import fit_loop, parse_loop, repeat_block
 from nanodepth.model import LM, ModelConfig
 from nanodepth.scoring.way import format_loop
 from nanodepth.train import Config, plan, train
@@ -41,15 +41,6 @@ def test_loops_that_cannot_be():
     for start, length in ((3, 2), (-1, 2), (0, 0), (0, 5)):
         with pytest.raises(AssertionError):
             repeat_block(range(4), start, length)
-
-
-def test_another_order_inside_a_with(tiny):
-    model, order = tiny(), (0, 1, 1, 3)
-    own = model.order
-    with pytest.raises(ZeroDivisionError), running(model, order):
-        assert model.order == [0, 1, 1, 3]
-        1 / 0
-    assert model.order is own
 
 
 LOOPED = dict(n_layer=3, loop='1-1x2-1')

@@ -17,6 +17,8 @@ COMMANDS = [
     ('cut', ['{run}', '1-1-1', '--out={out}'], ['notes.txt', 'tokenizer.json']),
     ('train', ['--data={data}', '--out_dir={out}', '--n_layer=2', '--device=cpu'],
      ['config.json', 'log.jsonl', 'ckpt-4.pt', 'tokenizer.json', 'chat_template.jinja']),
+    ('train', ['--data={data}', '--out_dir={out}', '--n_layer=2', '--device=cpu', '--resume=false'],
+     ['log.jsonl', 'train.json']),
     ('prepare', ['{text}', '--out={out}'],
      ['train.json', 'val.json', 'val_000.bin', 'train_000.mask', 'ckpt.pt', 'mixture.json'])]
 MINE = 'three weeks of notes'

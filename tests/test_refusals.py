@@ -14,8 +14,6 @@ from nanodepth.scoring import lm_eval_scores as harness
 lm_eval = pytest.importorskip('lm_eval')
 TRAIN = ['train', '--data={data}', '--out_dir={out}', '--device=cpu']
 REFUSALS = [
-    ([*TRAIN, '--stepz=5'], "--stepz is no setting; did you mean 'steps'?"),
-    ([*TRAIN, 'config/basline.py'], "did you mean 'config/baseline.py'?"),
     ([*TRAIN, '--data=data/toi'], 'No such file or directory (data/toi/train.json)'),
     ([*TRAIN, '--dry_run', '--data=data/toi'], 'vocab_size is unknown'),
     ([*TRAIN, '--grow=lidas', '--grow_block=1', '--n_layer=8', '--steps=25', '--warmup_steps=0',

@@ -3,7 +3,6 @@
 Promised: Student's t, Holm's correction and each verdict as in any textbook; tables that are made
 from rows and from nothing else; and that the pages are what docs/results says.
 """
-import json
 import math
 import re
 import runpy
@@ -15,7 +14,6 @@ import pytest
 from conftest import ROOT
 
 from nanodepth.report.contrasts import Contrast
-from nanodepth.report.logs import read_lines
 from nanodepth.report.tables import as_csv, read_rows
 
 check = SimpleNamespace(**runpy.run_path(str(ROOT / 'docs/results/check.py')))
@@ -152,33 +150,6 @@ def test_a_difference_of_differences(folder):
 
 
 # what tells the rows of a table apart, or where they were made
-KEYS = {'added', 'factor', 'value', 'layer', 'r', 'examples', 'measure', 'best', 'step', 'log',
-        'card', 'depth', 'K', 'reading', 'cache', 'answers', 'n', 'minutes', 'run', 'seed', 'way',
-        'lr', 'steps', 'all_flops', 'layers', 'val_loss', 'data', 'command', 'asked', 'commit',
-        'torch', 'machine'}
-
-
-def test_what_was_measured_is_shown_or_has_a_reason():
-    "Whoever adds a column to docs/results decides: a table of a page, or an entry of not_shown."
-    folder = ROOT / 'docs/results'
-    spec = tomllib.loads((folder / 'claims.toml').read_text())
-    pages = ''.join((ROOT / name).read_text() for name in check.TEXTS)
-    shown, kept = {}, {}
-    for each in spec['claim'] + spec['written']:
-        assert f"<!-- table {each.get('section', each.get('name'))} -->" in pages
-        said = [each.get('measure'), each.get('beside')]
-        said += [each[side].get('measure') for side in 'ab' if side in each]
-        said += re.findall(r"measure = '([^']+)'", ' '.join(map(' '.join, each.get('lines', []))))
-        shown.setdefault(each['table'], set()).update(said)
-    for each in spec['not_shown']:
-        assert each['why']
-        kept.setdefault(each['table'], set()).update(each['columns'])
-    for path in folder.rglob('*.csv'):
-        name = str(path.relative_to(folder)).removesuffix('.csv')
-        rows = read_rows(path)
-        long = 'measure' in rows[0]
-        measured = {row['measure'] for row in rows} if long else rows[0].keys() - KEYS
-        assert measured - shown.get(name, set()) == kept.get(name, set()), name
 
 
 def test_the_papers_of_this_repo_say_what_its_rows_say():
@@ -193,31 +164,3 @@ def test_the_front_page_says_how_long_the_seven_are():
     said = re.findall(r'\| \[`(\w+\.py)`\]\(\1\) \| (\d+) \|', (ROOT / 'README.md').read_text())
     assert len(said) == 7 and {name: (ROOT / name).read_text().count('\n') for name, _ in said} == {
         name: int(lines) for name, lines in said}
-
-
-def test_the_rows_of_one_gpu_are_what_its_logs_and_answers_say():
-    folder = ROOT / 'docs/results'
-    lines = read_lines(folder / 'gpu/third_1909446_logs.jsonl')
-    asked = {each['run']: each for each in map(json.loads, (
-        folder / 'gpu/third_1909446_asked.jsonl').read_text().splitlines())}
-    rows = read_rows(folder / 'gpu_depth.csv')
-    assert len(rows) == 8
-    for row in rows:
-        name = f'{row["run"]}_{row["seed"]:.0f}'
-        last = [line for line in lines if line['run'] == name][-1]
-        right = [last['kinds'][f'depth {k}']['accuracy'] for k in range(6)]
-        follows = next((k for k in range(5) if right[k + 1] < 0.9), 5)
-        by_hand = dict(steps=last['step'], tokens=last['tokens'], flops=last['flops'],
-                       loss=last['val_loss'], text=last['kinds']['text']['loss'])
-        by_hand |= {f'aliases {k} right': share for k, share in enumerate(right)}
-        by_hand |= {'aliases followed': follows, 'aliases 1-2 right': (right[1] + right[2]) / 2,
-                    'aliases 3-5 right': sum(right[3:]) / 3}
-        if name in asked:
-            by_hand['depth score'] = asked[name]['depth_score']['text']
-            by_hand['depth score, puzzles'] = asked[name]['depth_score']['puzzles']
-        if twice := asked.get(name, {}).get('puzzles', {}).get('block of two twice, 2-3'):
-            plain = asked[name]['puzzles']['as it is']
-            by_hand['text rise, layers 2-3 twice'] = twice['text'] - plain['text']
-            by_hand['layers 2-3 twice, aliases 2 right'] = twice['depth 2']
-        assert {key: row[key] for key in by_hand} == pytest.approx(by_hand, rel=1e-5)
-        assert row['judged'] == (row['seed'] >= 2) == 0

@@ -105,17 +105,14 @@ def test_a_wheel_works_beside_files_of_the_same_names(wheel, theirs, data, tmp_p
     assert (theirs / 'out/lidas/ckpt.pt').exists() and (theirs / 'out/lidas/loss.png').exists()
 
 
-def test_so_does_a_clone(theirs):
-    code = BESIDE + 'from nanodepth import load_model, looped\nprint(nanodepth.__file__)'
-    assert used(None, theirs, code) == ROOT / 'nanodepth'
-
-
 @pytest.mark.parametrize('first', ['import nanodepth', 'import retrofit'])
 def test_in_a_clone_a_bare_name_is_the_same_module(first, tmp_path):
     code = first + """
+import sys
 import nanodepth, model, loop, grow, retrofit, wrapper, probe, train
 for each in (model, loop, grow, retrofit, wrapper, probe, train):
-    assert each is getattr(nanodepth, each.__name__.rpartition('.')[2])
+    name = each.__name__.rpartition('.')[2]
+    assert each is getattr(nanodepth, name) is sys.modules[name] is sys.modules['nanodepth.' + name]
 print(nanodepth.__file__)"""
     assert used(None, tmp_path, code) == ROOT / 'nanodepth'
 

@@ -5,7 +5,6 @@ import base64
 import json
 import re
 import struct
-import sys
 
 import pytest
 import torch
@@ -226,12 +225,6 @@ def test_what_a_browser_does_not_carry_is_refused(run, tiny, tmp_path, capsys, m
     said = refused(capsys, 'play', run, *line)
     assert 'more than 1,000 parameters' in said and 'evaluate or sweep' in said
     assert not (tmp_path / 'x.html').exists()
-
-
-def test_a_map_that_cannot_be_drawn_is_refused_at_once(run, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, 'matplotlib', None)
-    monkeypatch.setattr(play, 'scan_picture', lambda *_: pytest.fail('it was computed'))
-    assert 'matplotlib is not installed' in refused(capsys, 'play', run, '--scan=a')
 
 
 def test_what_a_page_holds_cannot_end_its_tags():

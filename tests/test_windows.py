@@ -1,0 +1,799 @@
+"""Windows and orders: in ours, in the package's form, and in any family of transformers.
+
+Promised: an order of Steps is those loops written out; a window is its solver by hand, and an order
+its layers by hand; continuing a text by an exact cache is recomputing it; what each cache holds; a
+model is afterwards as it was; what cannot be is a line. `make test` runs six families that differ
+in what they do, `make families` (FAMILIES=all) all of them in both forms of attention.
+"""
+import copy
+import os
+import weakref
+
+import pytest
+import torch
+import transformers
+from conftest import restored, Times
+from families import ALIBI, EAGER_ONLY, FAMILIES, MIXTURES, tiny as family
+
+from nanodepth import wrapper
+from nanodepth.common.errors import Refused
+from nanodepth.grow import untie
+from nanodepth.loop import repeat_block, running
+from nanodepth.looping.caches import CACHES
+from nanodepth.looping.layers import Pin, is_ours, layers_of, pick_window
+from nanodepth.looping.patch import looped, patch, windows_of
+from nanodepth.looping.solvers import SOLVERS
+from nanodepth.model import LM, ModelConfig, Step, seen
+from nanodepth.models.orders import in_order
+from nanodepth.probe import depth_score, order_sweep, skip_blocks
+from nanodepth.retrofit import Core, core_of, new_adapter, surgery
+from nanodepth.train import load, save
+from nanodepth.wrapper import Window, looped_by_hand, naive, rk
+
+transformers.logging.set_verbosity_error()
+
+# an ordinary one, one with names of its own, a hybrid of two kinds of attention, a mixture of
+# experts with shared ones, one whose layers return tuples and that knows distances by a bias
+COVERING = 'llama', 'gpt2', 'qwen2_hybrid', 'gemma3_text', 'deepseek_v3', 'bloom'
+ALL = bool(os.environ.get('FAMILIES'))
+FORMS = [(name, form) for name in (FAMILIES if ALL else COVERING)
+         for form in (['eager'] if name in EAGER_ONLY else ['sdpa', 'eager'] if ALL else ['sdpa'])]
+SOME = [each for each in FORMS if ALL or each[0] not in ('bloom', 'qwen2_hybrid')]
+EXPERTS = MIXTURES if ALL else ('qwen2_moe', 'gpt_oss')
+WINDOW = (2, 4)
+both = pytest.mark.parametrize('looped', [wrapper.looped, looped], ids=['wrapper', 'package'])
+families = pytest.mark.parametrize('name, form', FORMS)
+some_families = pytest.mark.parametrize('name, form', SOME)
+modes = pytest.mark.parametrize('mode', ('block', 'layer'))
+
+
+@pytest.fixture(autouse=True)
+def no_gradients():
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture
+def six(tiny):
+    return tiny(n_layer=6, n_kv_head=2)
+
+
+@pytest.fixture(params=[False, True], ids=['plain', 'ln_scaling'])
+def listed(tiny, request):
+    "Six layers whose order is a list of anything, also where the depth decides what a layer does."
+    model = tiny(n_layer=6, ln_scaling=request.param)
+    for p in model.parameters():
+        p.data += 0.05 * torch.randn_like(p)
+    return model
+
+
+def tokens(n=12, batch=2, seed=0):
+    return torch.randint(2, 50, (batch, n), generator=torch.Generator().manual_seed(seed))
+
+
+def in_pieces(model, t, pieces, cache=None, **inputs):
+    "Logits with a cache, fed piece by piece, and the cache."
+    cache, out, at = {} if is_ours(model) else cache, [], 0
+    for n in pieces:
+        if is_ours(model):
+            out.append(model(t[:, at:at + n], cache=cache))
+        else:
+            given = {key: value[:, :at + n] if key == 'attention_mask' else value[:, at:at + n]
+                     for key, value in inputs.items()}
+            answer = model(t[:, at:at + n], past_key_values=cache, use_cache=True, **given)
+            cache = answer.past_key_values
+            out.append(answer.logits)
+        at += n
+    return torch.cat(out, dim=1), cache
+
+
+def slots_of(cache):
+    "(keys, values) of every depth of ours, and of the later evaluations with cache='exact'."
+    slots = []
+    for key, slot in cache.items():
+        if key != 'layers':             # the order that filled it
+            slots += slots_of(slot) if isinstance(slot, dict) else [slot]
+    return slots
+
+
+def half_steps(g, x):
+    "rk with K = 2 and beta = 0.5, written out."
+    plain = g(x)
+    x = torch.lerp(x, plain, 0.5)
+    x = torch.lerp(x, g(x), 0.5)
+    return torch.lerp(x, plain, 0.5)
+
+
+def anchored(g, x):
+    "K = 3, beta = 0.5, from Equations 13 to 15."
+    k1 = g(x) - x
+    k2 = g(x + k1 / 3) - (x + k1 / 3)
+    k3 = g(x + k1 / 3 + k2 / 3) - (x + k1 / 3 + k2 / 3)
+    return x + (0.5 + 0.5 / 3) * k1 + 0.5 / 3 * k2 + 0.5 / 3 * k3
+
+
+# ------------------------------------------------------------------------- an order is a list
+
+def last_two(model, x, depth):
+    "Logits of the layers 4 and 5, the first of which stands at a depth."
+    return model.head(model.norm(model.run(x, [4, 5], depth)))
+
+
+@pytest.mark.parametrize('order, plain', [
+    ([0, Step([1, Step([2, 1])]), 3, Step([]), 5], [0, 1, 2, 1, 3, 5]),
+    ([0, Times([1, Times([2]), 3]), 4, 5], [0, 1, 2, 2, 3, 1, 2, 2, 3, 4, 5])])
+def test_a_step_is_the_order_that_it_unrolls_to(listed, order, plain):
+    t = tokens()
+    assert listed.unrolled(order) == plain
+    assert torch.equal(listed(t, order=order), listed(t, order=plain))
+    assert listed.flops_per_token(order) == listed.flops_per_token(plain)
+    found = []
+    for each in (order, plain):
+        with running(listed, each):
+            found.append((in_pieces(listed, t, [5, 1, 6]), depth_score(listed, t)[1]))
+    ((logits, cache), scores), ((plain_logits, plain_cache), plain_scores) = found
+    assert torch.equal(logits, plain_logits) and torch.equal(scores, plain_scores)
+    assert [*cache] == ['layers', *range(len(plain))] and seen(cache, 1) == 12
+    for d in range(len(plain)):
+        assert torch.equal(cache[d][0], plain_cache[d][0])
+        assert torch.equal(cache[d][1], plain_cache[d][1])
+
+
+def test_layers_of_a_steps_own_are_each_item_once(listed):
+    t = tokens()
+    for order, plain, unlooped in (
+            ([0, Step([1, Step([2, 1])]), 3, 5], [0, 1, 2, 1, 3, 5], [0, 1, 2, 3, 4, 5]),
+            ([0, Times([1, 2]), 2, 5], [0, 1, 2, 1, 2, 2, 5], [0, 1, 2, 1, 2, 3, 4])):
+        grown = untie(listed, order)
+        assert grown.unrolled() == unlooped and len(grown.layers) == max(unlooped) + 1
+        assert torch.equal(grown(t), listed(t, order=plain))
+
+
+def test_a_core_and_a_window_may_be_written_into_the_list(listed):
+    t, core = tokens(), copy.deepcopy(listed)
+    core.order, core.adapter = [0, 1, Core([2, 3], r=4), 4, 5], new_adapter(32)
+    assert torch.equal(core(t), surgery(listed, '2-2-2')(t))
+    window = copy.deepcopy(listed)
+    window.order = [0, 1, 2, Window([3, 4], rk, K=3), 5]
+    with looped(listed, (3, 4), 'rk', 3):
+        assert torch.equal(window(t), listed(t))
+    assert str(window.order) == "[0, 1, 2, Window([3, 4], 'rk', K=3), 5]"
+    assert window.flops_per_token() - listed.flops_per_token() == 4 * (
+        listed.flops_per_token([0]) - listed.flops_per_token([]))
+
+
+def test_a_window_in_a_core(listed, tmp_path):
+    t, model = tokens(), surgery(listed, '2-2-2', r=3, inject='linear')
+    core = core_of(model)
+    core.items = [2, Window([3], rk, K=2)]
+    e = model.run(model.embed(t), [0, 1])
+    s = core.first_state(e)
+    for i in range(3):
+        x = model.run(model.adapter(torch.cat((s, e), -1)), [2], depth=2 + 2 * i)
+        s = half_steps(lambda x: model.run(x, [3], depth=3 + 2 * i), x)
+    assert torch.equal(last_two(model, s, 8), model(t)) and len(model.unrolled()) == 10
+    save(tmp_path, model, [])
+    opened, _ = load(tmp_path)
+    assert str(opened.order) == str(model.order) == (
+        "[0, 1, Core([2, Window([3], 'rk', K=2)], r=3), 4, 5]")
+    assert torch.equal(opened(t), model(t))
+
+
+def test_a_core_in_a_window_and_a_window_in_a_window(listed):
+    t, model = tokens(), surgery(listed, '2-2-2', r=2, inject='linear')
+    core = core_of(model)
+    model.order = [0, Window([1, core], rk, K=2), 4, 5]
+    for r in (2, 3):
+        x = model.run(model.embed(t), [0])
+        x = half_steps(lambda x: model.run(x, [1, core], depth=1, r=r), x)
+        assert torch.equal(last_two(model, x, 2 + 2 * r), model(t, r=r))
+    assert core_of(model) is core and not torch.equal(model(t), model(t, r=3))
+    model = copy.deepcopy(listed)
+    model.order = [0, Window([1, Window([2], naive, K=2), 3], rk, K=2), 4, 5]
+
+    def g(x):
+        x = model.run(x, [1], depth=1)
+        for _ in range(2):
+            x = model.run(x, [2], depth=2)
+        return model.run(x, [3], depth=3)
+    x = half_steps(g, model.run(model.embed(t), [0]))
+    assert torch.equal(last_two(model, x, 4), model(t))
+
+
+@pytest.mark.parametrize('nesting', ['window in core', 'core in window', 'window in window',
+                                     'in first'])
+def test_an_exact_cache_of_every_nesting_continues_a_text_as_it_is_read(listed, nesting):
+    t, model = tokens(), surgery(listed, '2-2-2', r=2, inject='linear')
+    core, window = core_of(model), Window([3], rk, K=2, cache='exact')
+    if nesting == 'window in core':
+        core.items = [2, window]
+    elif nesting == 'core in window':
+        model.order = [0, Window([1, core], rk, K=2, cache='exact'), 4, 5]
+    elif nesting == 'window in window':
+        model.order = [0, Window([1, window], naive, K=3, cache='exact'), 4, 5]
+    else:                   # K = 1 of 'first' keeps what all keep; each evaluation of K = 2 begins
+        model.order = [0, Window([1, window], naive, K=2), 4, 5]        # with what was there before
+        in_pieces(model, t, [5, 1, 6])
+        model.order[1].K = 1
+    torch.testing.assert_close(in_pieces(model, t, [5, 1, 4, 1, 1])[0], model(t), rtol=1e-4,
+                               atol=1e-4)
+
+
+@torch.enable_grad()
+def test_a_core_grows_with_its_optimizer(listed):
+    t, model = tokens(), surgery(listed, '2-2-2', r=3, inject='linear')
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model(t, t).backward()
+    optimizer.step()
+    order = [0, 1, Core([2, 3, 2, 3], r=3), 4, 5]
+    longer = copy.deepcopy(model)
+    longer.order = order
+    states = {name: optimizer.state[p]['exp_avg'].clone() for name, p in model.named_parameters()}
+    grown = untie(model, order, optimizer)
+    assert torch.equal(grown(t), longer(t))
+    assert core_of(grown).items == [2, 3, 4, 5] and len(grown.layers) == 8
+    assert order[2].items == [2, 3, 2, 3]           # the Core that was given is as it was
+    names = dict(grown.named_parameters())
+    for new, old in (('layers.4.attn.q.weight', 'layers.2.attn.q.weight'),
+                     ('adapter.weight', 'adapter.weight')):
+        assert torch.equal(optimizer.state[names[new]]['exp_avg'], states[old])
+    assert {*map(id, optimizer.param_groups[0]['params'])} == {*map(id, names.values())}
+
+
+def test_an_adapter_stays_with_a_model_whose_order_has_no_core(listed, tmp_path):
+    t, plain, order = tokens(), listed(tokens()), [0, 1, Core([2, 3], r=2), 4, 5]
+    listed.adapter = new_adapter(32, 'linear')
+    save(tmp_path, listed, [])
+    opened, _ = load(tmp_path)
+    assert torch.equal(opened(t), plain)
+    assert torch.equal(opened(t, order=order), listed(t, order=order))
+
+
+def test_a_sweep_takes_a_step_as_one_item(listed):
+    t = tokens()
+    listed.order, listed.adapter = [0, 1, Core([2, 3], r=2), 4], new_adapter(32, 'linear')
+    core = listed.order[2]
+    with restored(listed):
+        rows = order_sweep(listed, lambda model: dict(logits=model(t)), skip_blocks, [1])
+    orders = [listed.order, [1, core, 4], [0, core, 4], [0, 1, 4], [0, 1, core]]
+    assert [(row['size'], row['start']) for row in rows] == [(0, 0), (1, 0), (1, 1), (1, 2), (1, 3)]
+    for row, order in zip(rows, orders, strict=True):
+        assert torch.equal(row['logits'], listed(t, order=order))
+
+
+# ----------------------------------------------------------------------------- a window in ours
+
+@both
+def test_naive_is_a_repeated_block_to_the_last_bit(six, looped):
+    t, order = tokens(), repeat_block(six.order, 2, 3, 3)
+    with looped(six, WINDOW, 'naive', 3, cache='exact'):
+        whole = six(t)
+        pieces, _ = in_pieces(six, t, [7, 1, 2, 1, 1])
+    assert torch.equal(whole, six(t, order=order)) and not torch.equal(whole, six(t))
+    with running(six, order):
+        assert torch.equal(pieces, in_pieces(six, t, [7, 1, 2, 1, 1])[0])
+
+
+@both
+def test_the_idea_in_ten_lines_is_the_wrapper(six, tiny, looped):
+    loop, t = tiny(n_layer=4, order=[0, 1, 2, 1, 2, 3], ln_scaling=True), tokens()
+    for model in (six, loop):
+        for K, beta in ((1, 0.5), (3, 0.5), (4, 0.2)):
+            with looped(model, WINDOW, K=K, beta=beta):
+                want = model(t)
+            assert torch.allclose(looped_by_hand(model, t, *WINDOW, K, beta), want, atol=1e-5)
+    by_hand = looped_by_hand(six, t, 1, 4, 3, 0.5)
+    with looped(six):                           # the defaults are the recipe: the middle four
+        assert torch.allclose(six(t), by_hand, atol=1e-5)
+
+
+@both
+def test_the_window_counts_depths_of_the_order(tiny, looped):
+    loop = tiny(n_layer=3, order=[0, 1, 2] * 3)
+    free, t = untie(loop, loop.order), tokens()
+    ways = [{}] if looped is wrapper.looped else [{}, dict(mode='layer')]
+    for how in ways:
+        with looped(loop, (2, 5), **how), looped(free, (2, 5), **how):
+            assert torch.equal(loop(t), free(t))
+            assert torch.equal(in_pieces(loop, t, [5, 1, 6])[0], in_pieces(free, t, [5, 1, 6])[0])
+    by_hand = loop(t, order=[0, 1, 2, 0, 1, 1, 2, 0, 1, 2])
+    # layer 1 stands at 1, 4 and 7: only the second is looped
+    with looped(loop, (4, 4), 'naive', 2):
+        assert torch.equal(loop(t), by_hand)
+
+
+@both
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_off_values_are_the_unlooped_model(six, dtype, looped):
+    model, t = six.to(dtype), tokens()
+    plain, cached = model(t), in_pieces(model, t, [6, 1, 1, 4])
+    for K, beta in ((1, 0.3), (3, 1.0)):
+        for cache in ('first', 'exact'):
+            with looped(model, WINDOW, 'rk', K, beta=beta, cache=cache):
+                assert torch.equal(model(t), plain)
+                logits, kept = in_pieces(model, t, [6, 1, 1, 4])
+                assert torch.equal(logits, cached[0])
+                assert all(torch.equal(kept[d][0], cached[1][d][0]) for d in range(6))
+
+
+@both
+def test_a_with_leaves_no_trace(six, looped):
+    t, plain = tokens(), six(tokens())
+    with restored(six), pytest.raises(ZeroDivisionError), looped(six, WINDOW):
+        assert not torch.equal(six(t), plain)
+        1 / 0
+    for window in ((3, 6), (4, 3), (-1, 2)):
+        with restored(six), pytest.raises((AssertionError, Refused)), looped(six, window):
+            pass
+
+
+def test_a_patch_stays_until_it_is_taken_out(six):
+    t, plain = tokens(), six(tokens())
+    with restored(six):
+        handle = patch(six, WINDOW)
+        assert not torch.equal(six(t), plain) and handle.window == WINDOW
+        with pytest.raises(Refused, match='looped already: unpatch it first'):
+            patch(six, WINDOW)
+        handle.unpatch()
+        handle.unpatch()                                            # twice does no harm
+
+
+@pytest.mark.parametrize('solver, K', [('rk', 3), ('euler', 3), ('naive', 2)])
+def test_the_wrapper_and_the_package_continue_a_text_alike(six, solver, K):
+    t = tokens()
+    with wrapper.looped(six, WINDOW, solver, K, cache='exact'):
+        whole, (cached, cache) = six(t), in_pieces(six, t, [7, 1, 1, 2, 1])
+        assert torch.allclose(cached, whole, atol=2e-5)
+        assert [k.shape[2] for k, _ in slots_of(cache)] == [12] * (6 + 3 * (K - 1))
+    with looped(six, WINDOW, solver, K, cache='exact'):
+        assert torch.equal(in_pieces(six, t, [7, 1, 1, 2, 1])[0], cached)
+
+
+@both
+def test_first_token_by_token_against_a_slow_form(six, looped):
+    """Evaluation k of token t: the others carry their evaluation-1 streams, t alone its own. One
+    pass over the window a token and evaluation."""
+    t, K = tokens(8), 3
+    x = six.run(six.embed(t), [0, 1])
+    result = torch.empty_like(x)
+    for at in range(8):
+        def g(y):                                   # y (B, 1, C): this token's state
+            return six.run(torch.cat((x[:, :at], y), 1), [2, 3, 4], depth=2)[:, -1:]
+        result[:, at:at + 1] = SOLVERS['rk'](g, x[:, at:at + 1], K)
+    by_hand = six.head(six.norm(six.run(result, [5], depth=5)))
+    with looped(six, WINDOW, 'rk', K, cache='first'):
+        assert torch.allclose(in_pieces(six, t, [1] * 8)[0], by_hand, atol=2e-5)
+
+
+@modes
+@pytest.mark.parametrize('how', CACHES)
+def test_what_each_cache_holds(six, how, mode):
+    "Lengths after every step, and whose keys they are; an exact one continues as it is recomputed."
+    t = tokens()
+    plain = in_pieces(six, t, [7])[1]
+    with looped(six, WINDOW, 'rk', 3, cache=how, mode=mode):
+        cache, at, logits = {}, 0, []
+        for n in (7, 1, 1, 3):
+            logits.append(six(t[:, at:at + n], cache=cache))
+            at += n
+            versions = 6 + 6 * (how == 'exact')
+            assert [k.shape[2] for k, _ in slots_of(cache)] == [at] * versions
+        assert torch.allclose(torch.cat(logits, 1), six(t), atol=2e-5) == (how == 'exact')
+        prompt = in_pieces(six, t, [7])[1]
+    alike = [torch.equal(prompt[d][0], plain[d][0]) for d in range(6)]
+    first = how in ('first', 'natural', 'none', 'exact')
+    assert alike[:2] == [True, True] and not alike[5]
+    assert alike[2] == first
+    if mode == 'layer':     # 'first' is the unlooped chain; else later layers got other input
+        assert alike[3:5] == [how == 'first'] * 2
+    if mode == 'block':
+        assert alike[2:5] == [first] * 3
+        if how.startswith('last'):      # a plain pass from x_K, or from the last evaluation's point
+            points, slots, x = [], {}, six.run(six.embed(t[:, :7]), [0, 1])
+            end = SOLVERS['rk'](lambda y: points.append(y) or six.run(y, [2, 3, 4], depth=2), x, 3)
+            six.run(end if how == 'last' else points[-1], [2, 3, 4], depth=2, cache=slots)
+            assert all(torch.equal(slots[d][0], prompt[d][0]) for d in (2, 3, 4))
+
+
+def test_none_shows_the_window_no_past(six):
+    t = tokens()
+    with looped(six, WINDOW, 'rk', 3, cache='none'):
+        _, cache = in_pieces(six, t, [7])
+        changed = copy.deepcopy(cache)
+        for d in (2, 3, 4):
+            changed[d] = torch.randn_like(changed[d][0]), changed[d][1]
+        assert torch.equal(six(t[:, 7:8], cache=cache), six(t[:, 7:8], cache=changed))
+
+
+@modes
+def test_bypass_loops_only_while_a_prompt_is_read(six, mode):
+    t, ran = tokens(), []
+    six.layers[3].mlp.register_forward_hook(lambda *_: ran.append(1))
+    # several new tokens are read, not decoded
+    for decode, wanted in (('full', [3] * 7), ('bypass', [3, 1, 1, 1, 3, 1, 1])):
+        counts, cache = [], {}
+        with looped(six, WINDOW, 'rk', 3, decode=decode, mode=mode, cache='natural'):
+            for piece in t.split([5, 1, 1, 1, 2, 1, 1], dim=1):
+                ran.clear()
+                six(piece, cache=cache)
+                counts.append(len(ran))
+        assert counts == wanted
+
+
+@both
+def test_gradients_and_the_tap_go_through(six, looped):
+    with torch.enable_grad(), looped(six, WINDOW):
+        six(tokens(), tokens(seed=1)).backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in six.layers[3].parameters())
+    tapped = []
+    with looped(six, WINDOW, 'naive', 2):
+        six(tokens(), tap=lambda depth, part, x, update: tapped.append((depth, part)) or update)
+    assert [d for d, part in tapped if part == 'mlp'] == [0, 1, 2, 3, 4, 2, 3, 4, 5]
+
+
+class Cache(dict):
+    "One that can be watched."
+
+
+@modes
+@pytest.mark.parametrize('how', ('first', 'exact'))
+def test_no_cache_is_held_until_the_next_forward(six, how, mode):
+    with looped(six, WINDOW, cache=how, mode=mode):
+        cache = Cache()
+        held = weakref.ref(cache)
+        six(tokens(), cache=cache)
+        del cache
+        assert held() is None
+
+
+@both
+def test_an_exact_cache_keeps_to_its_settings(six, looped):
+    "Its keys and values are of the evaluations of one solver, with its options."
+    t, cache = tokens(), {}
+    with looped(six, WINDOW, 'rk', 3, cache='exact'):
+        six(t[:, :5], cache=cache)
+    for window, solver, K, more in (((1, 3), 'rk', 3, {}), (WINDOW, 'rk', 2, {}),
+                                    (WINDOW, 'naive', 3, {}), (WINDOW, 'rk', 3, dict(beta=0.1))):
+        with looped(six, window, solver, K, cache='exact', **more), pytest.raises(
+                AssertionError, match='another window'):
+            six(t[:, 5:6], cache=copy.deepcopy(cache))
+    six(t[:, 5:6], cache=cache)                                     # a token without a loop
+    with looped(six, WINDOW, 'rk', 3, cache='exact'), pytest.raises(AssertionError,
+                                                                    match='another window'):
+        six(t[:, 6:7], cache=cache)
+
+
+def test_the_solver_of_wrapper_py_is_any_function(six):
+    "How often it evaluates is counted."
+    def twice_and_half(g, x, K, share=0.5):
+        for _ in range(2 * K):
+            x = torch.lerp(x, g(x), share)
+        return x
+    own = wrapper.Window([2, 3, 4], twice_and_half, K=2, share=0.25)
+    layer = six.flops_per_token([0]) - six.flops_per_token([])
+    six.order, t = [0, 1, own, 5], tokens()
+    assert own.evaluations() == 4 and six.unrolled() == [0, 1, 2, 3, 4, 5]
+    assert six.flops_per_token() == six.flops_per_token([]) + (3 + 4 * 3) * layer
+    x = twice_and_half(lambda x: six.run(x, [2, 3, 4], depth=2), six.run(six.embed(t), [0, 1]), 2,
+                       0.25)
+    assert torch.equal(six(t), six.head(six.norm(six.run(x, [5], depth=5))))
+    for wrong in (dict(K=0), dict(cache='frist')):
+        with pytest.raises(AssertionError):
+            wrapper.Window([1], **wrong)
+
+
+def test_the_default_cache_and_mode_go_by_the_method(six):
+    for method, mode, cache in (('rk', 'block', 'first'), ('layer_anchored_frozen', 'layer',
+                                                           'natural')):
+        with looped(six, (2, 3), method):
+            how = windows_of(six)[0]
+            assert (how.mode, how.cache) == (mode, cache)
+
+
+@pytest.mark.parametrize('window, depth, expected', [
+    (None, 28, (12, 15)), (None, 36, (15, 18)), (None, 48, (22, 25)), ('mid6', 36, (15, 20)),
+    ('mid4', 32, (14, 17)), (None, 8, (2, 5)), (None, 3, (0, 2)), ('mid3', 28, (13, 15)),
+    ('mid1', 28, (14, 14)), ((3, 5), 6, (3, 5)), ('0-0', 6, (0, 0)), (0.5, 8, (2, 5)),
+    (0.0, 8, (0, 3)), (1.0, 8, (4, 7)), (0.6, 28, (15, 18)), ('0.6', 28, (15, 18))])
+def test_windows(window, depth, expected):
+    assert pick_window(window, depth) == expected
+
+
+# ---------------------------------------------------- a window and an order in any family, and ours
+
+def model_of(name, form):
+    if name != 'ours':
+        return family(name, form)
+    torch.manual_seed(0)
+    model = LM(ModelConfig(vocab_size=97, n_layer=6, n_embd=32, n_head=4, context=32)).eval()
+    for p in model.parameters():
+        if p.dim() == 2:
+            torch.nn.init.normal_(p, std=0.2)
+    return model
+
+
+def written_out(model, t):
+    """(the stream that enters the first layer, run, logits): run(x, numbers) calls layers by hand,
+    each as the model calls it, and logits(x) are those behind a last stream."""
+    if is_ours(model):
+        return (model.embed(t), lambda x, ds: model.run(x, ds, ds[0]),
+                lambda x: model.head(model.norm(x)))
+    layers, calls = layers_of(model), []
+    hooks = [layer.register_forward_pre_hook(lambda m, args, kwargs: calls.append((args, kwargs)),
+                                             with_kwargs=True) for layer in layers]
+    model(t, use_cache=False)
+    for hook in hooks:
+        hook.remove()
+
+    def run(x, ds):
+        for d in ds:
+            x = layers[d](x, *calls[d][0][1:], **calls[d][1])
+            x = x[0] if isinstance(x, tuple) else x
+        return x
+
+    def logits(x):
+        hook = layers[5].register_forward_hook(
+            lambda module, args, output: (x, *output[1:]) if isinstance(output, tuple) else x)
+        found = logits_of(model, t)
+        hook.remove()
+        return found
+    return calls[0][0][0], run, logits
+
+
+def logits_of(model, t, **how):
+    return model(t) if is_ours(model) else model(t, use_cache=False, **how).logits
+
+
+@modes
+@pytest.mark.parametrize('name, form', [('ours', ''), *FORMS])
+def test_a_window_is_its_solver_by_hand_and_leaves_no_trace(name, form, mode):
+    model, t = model_of(name, form), tokens()
+    x, run, logits = written_out(model, t)
+    x = run(x, [0, 1])
+    for ds in [[2, 3, 4]] if mode == 'block' else [[2], [3], [4]]:
+        x = anchored(lambda y: run(y, ds), x)
+    want, plain = logits(run(x, [5])), logits_of(model, t)
+    weights = [*model.state_dict()]
+    assert (want - plain).abs().max() > 0.01
+    with restored(model), looped(model, WINDOW, 'rk', 3, 0.5, mode=mode):
+        assert torch.allclose(logits_of(model, t), want, atol=2e-4)
+        assert torch.allclose(in_pieces(model, t, [12])[0], want, atol=2e-4)
+        assert [*model.state_dict()] == weights             # a looped model is saved as ever
+        for each in ('output_hidden_states', 'output_attentions') if name != 'ours' else ():
+            with pytest.raises(Refused, match=f'{each}: a looped layer has one for each'):
+                copy.deepcopy(model)(t, **{each: True})
+        if name == 'llama':             # asked for by its config, and by nobody
+            asking = copy.deepcopy(model)
+            asking.config.output_hidden_states = True
+            asking(t, output_hidden_states=False)
+            with pytest.raises(Refused, match='output_hidden_states: a looped layer'):
+                asking(t)
+    assert torch.equal(logits_of(model, t), plain)
+
+
+@families
+def test_an_order_is_a_run_of_its_layers_by_hand(name, form):
+    "Layers are exchanged, left out and repeated, or looped: logits, cached text, and no trace."
+    model, t = family(name, form), tokens()
+    x, run, logits = written_out(model, t)
+    looping = half_steps(lambda x: run(x, [2, 3]), run(x, [0, 1, 2, 1]))
+    model(t, output_hidden_states=True)     # now transformers has hooked the layers, for good
+    for order, by_hand in (([0, 1, 3, 2, 3, 5], run(x, [0, 1, 3, 2, 3, 5])),
+                           ([0, 1, 2, 1, Window([2, 3], rk, K=2), 4, 5], run(looping, [4, 5]))):
+        by_hand = logits(by_hand)
+        with restored(model), pytest.raises(ZeroDivisionError), in_order(model, order):
+            whole = logits_of(model, t)
+            assert torch.allclose(whole, by_hand, atol=1e-5)
+            if order[4] == 3:
+                assert torch.allclose(in_pieces(model, t, [7, 5])[0], whole, atol=1e-4)
+            1 / 0
+
+
+@families
+def test_an_order_shows_the_stream_after_each_of_its_places(name, form):
+    "Asked for inside an order for the first time, or before: and afterwards it is the model's own."
+    t, order = tokens(), [0, 1, 2, 1, 2, 3]
+    show = lambda model: model(t, use_cache=False, output_hidden_states=True).hidden_states
+    plain, model = show(family(name, form)), family(name, form)
+    for _ in range(2):
+        x, run, _ = written_out(model, t)
+        with in_order(model, order):
+            shown = show(model)
+        assert len(shown) == len(order) + 1
+        for n in range(len(order)):         # the last one is given after the final norm
+            assert torch.allclose(shown[n], run(x, order[:n]), atol=1e-5)
+        assert all(map(torch.equal, show(model), plain))
+
+
+@families
+def test_continuing_is_recomputing_and_the_caches_lengths(name, form):
+    model, t = family(name, form), tokens()
+    plain = in_pieces(model, t, [7, 1, 1, 2, 1])[1]
+    for how in CACHES:
+        if how == 'none' and name in ALIBI:
+            with pytest.raises(Refused, match='shows a layer other keys than those'):
+                patch(model, WINDOW, cache=how)
+            continue
+        with looped(model, WINDOW, cache=how):
+            logits, cache = in_pieces(model, t, [7, 1, 1, 2, 1])
+            whole = logits_of(model, t)
+        assert [slot.get_seq_length() for slot in cache.layers] == [12] * (12 if how == 'exact'
+                                                                           else 6)
+        assert torch.allclose(logits, whole, atol=2e-4) == (how == 'exact'), how
+        unlooped = all(torch.equal(cache.layers[d].keys, plain.layers[d].keys) for d in range(5))
+        assert unlooped == (how in ('first', 'natural', 'exact')), how
+
+
+@some_families
+def test_generation_with_the_library(name, form):
+    model, t = family(name, form), tokens(7)
+    make = lambda **options: model.generate(t, max_new_tokens=6, do_sample=False, pad_token_id=0,
+                                            **options)
+    plain = make()
+    with looped(model, WINDOW, K=1):
+        assert torch.equal(make(), plain)
+    with looped(model, WINDOW, cache='exact'):
+        assert torch.equal(make(), make(use_cache=False))
+        # beams change places in the cache
+        assert torch.equal(make(num_beams=3), make(num_beams=3, use_cache=False))
+
+
+@some_families
+@pytest.mark.parametrize('how', ['first', 'none', 'exact'])
+def test_left_padding(name, form, how):
+    if how == 'none' and name in (*ALIBI, 'gpt2'):
+        pytest.skip('refused, or other positions')
+    model, t, mask = family(name, form), tokens(), torch.ones(2, 12, dtype=torch.long)
+    mask[1, :3] = 0
+    places = (mask.cumsum(-1) - 1).clamp(min=0)
+    with looped(model, WINDOW, cache=how):
+        for pieces in ([12], [7, 1, 1, 2, 1]):
+            logits, _ = in_pieces(model, t, pieces, attention_mask=mask, position_ids=places)
+            want, _ = in_pieces(model, t[1:, 3:], [pieces[0] - 3, *pieces[1:]])
+            assert torch.allclose(logits[1, 3:], want[0], atol=3e-4)
+
+
+@some_families
+def test_static_caches(name, form):
+    model, t = family(name, form), tokens()
+    if not getattr(model, '_can_compile_fullgraph', False) and name not in ('gpt2', 'llama'):
+        pytest.skip(f'transformers has no static cache for {name}')
+    static = lambda: transformers.StaticCache(config=model.config, max_cache_len=20)
+    for how in ('first', 'last', 'last_eval'):
+        for mode in ('block', 'layer'):
+            with looped(model, WINDOW, cache=how, mode=mode):
+                want, growing = in_pieces(model, t, [7, 1, 1, 1, 1, 1])
+                got, cache = in_pieces(model, t, [7, 1, 1, 1, 1, 1], static())
+            assert torch.allclose(got, want, atol=3e-4)
+            assert [int(slot.get_seq_length()) for slot in cache.layers] == [12] * 6
+    with looped(model, WINDOW, cache='exact'), pytest.raises(
+            ValueError, match="cache='exact' needs a KV cache that grows.*first, last, last_eval"):
+        in_pieces(model, t, [7], static())
+
+
+def experts_used(model, run):
+    "[(indices, weights)] of layer 3's experts, one for each evaluation, while `run` runs."
+    used = []
+    experts = next(m for m in layers_of(model)[3].modules()
+                   if type(m).__name__.endswith('Experts'))
+    hook = experts.register_forward_pre_hook(lambda m, args,
+                                             kwargs: used.append([*args, *kwargs.values()][1:3]),
+                                             with_kwargs=True)
+    run()
+    hook.remove()
+    return used
+
+
+@modes
+@pytest.mark.parametrize('name', EXPERTS)
+def test_pinned_routing(name, mode):
+    model, t = family(name, std=0.5), tokens()
+    cache = in_pieces(model, t, [11])[1]
+    ways = dict(whole=lambda: model(t, use_cache=False), prompt=lambda: model(t, use_cache=True),
+                step=lambda: model(t[:, 11:], past_key_values=copy.deepcopy(cache), use_cache=True))
+    for way, run in ways.items():
+        with looped(model, WINDOW, mode=mode, cache='natural'):
+            free = experts_used(model, run)
+        assert len(free) == 3 and (way == 'step' or not torch.equal(free[0][0], free[1][0]))
+        with looped(model, WINDOW, mode=mode, cache='natural', pin='mixture'):
+            pinned = experts_used(model, run)
+            assert all(torch.equal(i, pinned[0][0]) and torch.equal(w, pinned[0][1])
+                       for i, w in pinned)
+    model.train().gradient_checkpointing_enable()       # it would run a layer without the pin
+    with restored(model), looped(model, WINDOW, mode=mode, pin='mixture'), pytest.raises(
+            Refused, match='turn'):
+        model(t, use_cache=False)
+    assert not any(isinstance(hook, Pin) for m in model.modules()
+                   for hook in m._forward_hooks.values())
+
+
+def test_an_older_instance_forward_is_kept():
+    "accelerate's hooks replace a layer's forward: a looped layer calls it, and it comes back."
+    model, t = family('llama'), tokens()
+    with looped(model, WINDOW):
+        want = model(t).logits
+    accelerate = pytest.importorskip('accelerate.hooks')
+    accelerate.add_hook_to_module(layers_of(model)[3], accelerate.AlignDevicesHook('cpu'))
+    with restored(model), looped(model, WINDOW):
+        assert torch.equal(model(t).logits, want)
+
+
+def test_hybrid_models_can_be_looped_where_they_attend():
+    kinds = ['conv', 'full_attention', 'full_attention', 'full_attention', 'conv', 'conv']
+    model = family('lfm2', layer_types=kinds, block_auto_adjust_ff_dim=False)
+    t = tokens()
+    with looped(model, (1, 3), cache='exact'):
+        assert torch.allclose(in_pieces(model, t, [7, 1, 1, 1, 1, 1])[0], logits_of(model, t),
+                              atol=2e-4)
+
+
+# --------------------------------------------------------------------------------- what cannot be
+
+class OwnWay(torch.nn.ModuleList):
+    "Layers of which a model's forward takes a slice, as its config counts them."
+    def __getitem__(self, i):
+        return [*self][:2] * 2 if isinstance(i, slice) else super().__getitem__(i)
+
+
+def its_own_way():
+    "It would run as ever, and every number of an order or a window would be the plain model's."
+    model = family('llama')
+    model.model.layers = OwnWay(model.model.layers)
+    return model
+
+
+def changed(**settings):
+    model = family('llama')
+    for name, value in settings.items():
+        setattr(model.config, name, value)
+    return model
+
+
+def an_encoder_and_a_decoder():
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(
+        vocab_size=50, d_model=16, d_ff=16, num_layers=4, num_heads=2))
+
+
+IMPOSSIBLE = [      # (a model, or None for ours; how it is looped; words of the line)
+    (None, dict(window=(3, 6)), 'within 0 to 5'), (None, dict(window='1.7'), 'within 0 to 5'),
+    (None, dict(cache='frist'), "did you mean 'first'"),
+    (None, dict(pin='mixtur'), "did you mean 'mixture'"),
+    (None, dict(pin='mixture'), 'no router'), (None, dict(decode='ful'), 'not one of full, bypass'),
+    (None, dict(cache='exact', method='euler', tol=0.1), 'halting tolerance'),
+    (None, dict(method='layer_anchored_frozen', mode='block'), "mode='block' is not one of layer"),
+    (None, dict(gamma=1), "no option 'gamma'"),
+    (an_encoder_and_a_decoder, {}, 'has an encoder and a decoder'),
+    (lambda: family('lfm2', layer_types=['conv', 'full_attention'] * 3), {},
+     "layer 2 is of the kind 'conv'"),
+    (lambda: changed(num_kv_shared_layers=2), {}, 'shares keys and values between layers'),
+    (lambda: changed(_attn_implementation='flash_attention_2'), dict(cache='none'),
+     "cache='none' changes the attention mask"),
+    (its_own_way, {}, 'in a way of its own')]
+
+
+@pytest.mark.parametrize('make, arguments, message', IMPOSSIBLE)
+def test_what_is_refused_before_anything_is_touched(six, make, arguments, message):
+    model = make() if make else six
+    with restored(model), pytest.raises(ValueError, match=message):
+        patch(model, **dict(window=WINDOW) | arguments)
+
+
+def test_an_order_that_cannot_be(six):
+    core = surgery(six, '2-2-2', r=4)       # runs from depth 2 to 9
+    for window in (WINDOW, (3, 9)):
+        with pytest.raises(Refused, match='begins or ends within a recurrent core'):
+            patch(core, window)
+    with restored(core), looped(core, (2, 9)):
+        assert [*map(type, core.order[2].items)] == [Core]
+    model = family('llama')
+    with looped(model, WINDOW), pytest.raises(Refused, match='forward was replaced'), \
+            in_order(model, [0, 1]):
+        pass
+    model = family('gpt2', scale_attn_by_inverse_layer_idx=True)
+    with pytest.raises(Refused, match='depends on its place'), in_order(model, [0, 2, 1]):
+        pass
+    model = its_own_way()
+    model(tokens(), output_hidden_states=True)
+    with restored(model), pytest.raises(Refused, match='in a way of its own'), \
+            in_order(model, [0, 1, 2, 2, 3, 4, 5]):
+        pass
