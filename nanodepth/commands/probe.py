@@ -331,7 +331,8 @@ def main(argv=None):
                            for place, numbers in places]
         lines.append(f'{run}: {len(order)} layers deep, {len({*order})} of their own '
                      f'({name_of(order)}); looked at with {n} rows of {T} tokens, t at '
-                     f'{"every position" if T <= 32 else "16 drawn positions"}')
+                     f'{"every position" if T <= 32 else "16 drawn positions"}; its data: '
+                     f'{subject.data()}')
         lines += [f'{run} is not in {name}: {why}' for name, why in subject.left_out.items()]
     drawn = [name for name in rows if rows[name]]
     for name in drawn:
