@@ -353,3 +353,41 @@ def test_data_fits_the_model(config, data, tmp_path):
             data=str(tmp_path / 'other'), init_from=str(tmp_path / 'parent'))):
         with pytest.raises(Refused, match='a model has one tokenizer'):
             train(config(**more))
+
+
+def test_a_run_that_was_moved_while_at_work_saves_nothing_where_it_was(config, tmp_path):
+    calls = []
+
+    def metric(model, loader):
+        calls.append(1)
+        if len(calls) == 2:
+            (tmp_path / 'run').rename(tmp_path / 'moved')
+            (tmp_path / 'run').mkdir()
+            (tmp_path / 'run/lock').touch()         # another run's
+        return {}
+    with pytest.raises(Refused, match='was moved or removed while this run was at work'):
+        train(config(eval_every=2, metric=metric))
+    assert [path.name for path in (tmp_path / 'run').iterdir()] == ['lock']
+
+
+def test_a_run_without_its_last_checkpoint_does_not_begin_anew_over_the_others(config):
+    train(config(keep_every=2))
+    (Path(config().out_dir) / 'ckpt.pt').unlink()
+    with pytest.raises(Refused, match='holds ckpt-[0-9]+.pt, but no ckpt.pt'):
+        train(config())
+
+
+def test_no_warm_up_is_not_the_one_that_a_run_began_with(config):
+    c = config(steps=8, warmup_steps=0.5, decay_steps=0)
+    stop_at(3)
+    train(c)
+    with pytest.raises(Refused, match='warmup_steps=4 and not 0'):
+        train(dataclasses.replace(c, warmup_steps=0))
+
+
+def test_a_parent_in_another_order_does_not_grow(config, tiny, tmp_path):
+    model = tiny(vocab_size=257, n_layer=3)
+    model.order = [1, 0, 2]
+    save_run(tmp_path / 'parent', model)
+    with pytest.raises(AssertionError, match='only a model that runs each layer once grows'):
+        train(config(init_from=str(tmp_path / 'parent'), grow='lidas', grow_block=1))
