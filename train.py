@@ -527,8 +527,8 @@ def orthogonal(x):
 # begins). A folder may also be a mixture: mixture.json is {folder in it: share}.
 
 # may stand there, too
-TOKENIZER_FILES = ('tokenizer.json', 'tokenizer_config.json', 'special_tokens_map.json',
-                   'generation_config.json', 'chat_template.jinja')
+TOKENIZER_FILES = ('tokenizer_config.json', 'special_tokens_map.json', 'generation_config.json',
+                   'chat_template.jinja', 'tokenizer.json')
 BEGINS = 128
 PERIOD = 1000       # a mixture's shares are exact in every thousand rows
 

@@ -13,14 +13,13 @@ import torch.nn as nn
 
 from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.files import new_model
-from nanodepth.train import read, save
-from nanodepth.retrofit import seed_for
 from nanodepth.grow import untie
 from nanodepth.model import steps_in
 from nanodepth.models.checkpoint import cost_of, data_of, open_path
 from nanodepth.report.tables import columns
-from nanodepth.retrofit import core_of, cut, flops_paper, parts_of, surgery
+from nanodepth.retrofit import core_of, cut, flops_paper, parts_of, seed_for, surgery
 from nanodepth.text.tokenizer import keep_tokenizer
+from nanodepth.train import read, save
 
 
 @dataclass

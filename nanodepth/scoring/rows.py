@@ -327,9 +327,12 @@ def sources_of(code):
         todo += [Path(inspect.unwrap(part).__code__.co_filename)        # behind @torch.no_grad()
                  for part in parts if inspect.isfunction(part)]
     todo = [(path, path.parent) for path in todo]
-    texts = {}
+    texts, seen = {}, set()
     while todo:
         path, root = todo.pop()
+        if (path, root) in seen:
+            continue
+        seen.add((path, root))
         if path not in texts and path.is_file():
             texts[path], names = parsed(path.read_text(encoding='utf-8'))
             for name in names:                      # of a.b: a.py, a/__init__.py, a/b.py, ...

@@ -13,10 +13,9 @@ import tiktoken
 
 from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.files import on_hub, read_json, read_run, reading, replace
+from nanodepth.train import TOKENIZER_FILES
 
 END_OF_TEXT = '<|endoftext|>'
-TOKENIZER_FILES = ('tokenizer_config.json', 'special_tokens_map.json', 'generation_config.json',
-                   'chat_template.jinja', 'tokenizer.json')
 LICENCES = 'LICENSE*', 'LICENCE*', 'NOTICE*'
 ODD = """Text -> tokens: bytes, words (12 of 345), [lists] and `code` that don't
 	if x == 3141.59:\r\n    return 'ä東🙂'  # don't  """
