@@ -559,18 +559,18 @@ def test_luck_is_what_the_best_of_as_many_tries_finds():
     changes = [[[1, 1, 0, -1]], [[0, 1, 1, 1]]]
     best = [max(sum(s * c for s, c in zip(signs, lists[0])) / 4 for lists in changes)
             for signs in product((1, -1), repeat=4)]
-    said = sweep.luck(changes, True, draws=40_000)
+    said = sweep.luck(changes, 'share', draws=40_000)
     mean, share = map(float, re.search(r'would gain (\S+), and as much or more in (\S+)%',
                                        said).groups())
     assert 'the best of 2 gains 75.0' in said
     assert mean == pytest.approx(100 * sum(best) / 16, abs=0.5)
     assert share == pytest.approx(100 * sum(b >= 0.75 for b in best) / 16, abs=1)
-    assert sweep.luck([[[]]], False) == ''
-    diverged = sweep.luck([*changes, [[math.nan] * 4]], True, draws=40_000)
+    assert sweep.luck([[[]]], 'nats') == ''
+    diverged = sweep.luck([*changes, [[math.nan] * 4]], 'share', draws=40_000)
     assert diverged == said                     # what diverged is no try
     # several measures of the same questions are no more luck
     answers = np.random.default_rng(1).choice([-1, 0, 1], 100, p=[0.15, 0.6, 0.25]).tolist()
-    one, eight = (sweep.luck([[answers] * n], True) for n in (1, 8))
+    one, eight = (sweep.luck([[answers] * n], 'share') for n in (1, 8))
     assert one == eight
 
 

@@ -16,8 +16,8 @@ from nanodepth.common.errors import Refused, check_choice
 from nanodepth.models.checkpoint import named_models
 from nanodepth.report.contrasts import beside, difference, mean_of, paired, spelled
 from nanodepth.report.plot import PICTURES, draw_curves, show
-from nanodepth.report.tables import (change_in_words, columns, grouped, groups_of, named_after,
-                                     number, over_seeds, where, write_csv)
+from nanodepth.report.tables import (UNITS, change_in_words, columns, grouped, groups_of,
+                                     named_after, number, over_seeds, where, write_csv)
 from nanodepth.retrofit import core_of
 from nanodepth.scoring.rows import Asked, Subject, notes_beside
 from nanodepth.scoring.way import Way, Ways, read_ways
@@ -42,14 +42,13 @@ class Options(Ways, Asked):
 
 def cell(row):
     "A score with its error and, of a way, how it differs from the model as it is."
-    percent = row['kind'] == 'share'
     seeds = row['seeds'] > 1        # the error over the seeds, or else over the questions
     error = row['mean se'] if seeds else row['error']
-    text = number(row['mean'], math.nan if error is None else error, percent)
+    text = number(row['mean'], math.nan if error is None else error, row['kind'])
     if row['way'] == str(Way()) or math.isnan(row['change']):
         return text
     change = change_in_words(row['change'], row['change se'] if seeds else row['change_error'],
-                             None if seeds else row['p'], percent)
+                             None if seeds else row['p'], row['kind'])
     return f'{text} [{change}]'
 
 
@@ -66,10 +65,10 @@ def print_tables(rows):
                          for name, row in reversed(models.items()))]))
     heads = {}
     for row in rows:
-        unit = dict(share=', %', nats=', nats', score='')[row['kind']]
+        word = UNITS[row['kind']].word
         of = f' of {row["n"]:.0f}' if row['kind'] == 'share' and row['n'] else ''
         chance = f' (chance {row["chance"]:.0%})' if row['chance'] else ''
-        heads.setdefault(row['measure'], f'{row["measure"]}{unit}{of}{chance}')
+        heads.setdefault(row['measure'], f'{row["measure"]}{word and ", "}{word}{of}{chance}')
     table = [['model', 'way', 'layers run', *heads.values()]]
     for name, way in dict.fromkeys((row['run'], row['way']) for row in rows):
         of_way = {row['measure']: row for row in where(rows, run=name, way=way)}
@@ -159,11 +158,12 @@ def draw(rows, ways, x, out):
         elif not plain:
             at = way.dials[x]
             line = str(Way(**{name: value for name, value in way.dials.items() if name != x}))
-        measure += dict(share=' (%)', nats=' (nats)', score='')[row['kind']]
+        unit = UNITS[row['kind']]
+        measure += f' ({unit.word})' if unit.word else ''
         measures[measure] = None
         name = f'{row["group"]} {line}'.strip()
         point = drawn.setdefault((row['run'], name, at), dict(run=row['run'], group=name, x=at))
-        point[measure] = row['mean'] * (100 if row['kind'] == 'share' else 1)
+        point[measure] = unit.factor * row['mean']
     show(out, draw_curves, list(drawn.values()), 'x', None, list(measures), {}, '',
          AXES.get(x, x or ''), None if x else dict(enumerate(ways)))
 

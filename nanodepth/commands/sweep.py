@@ -15,7 +15,7 @@ from nanodepth.common.errors import Refused
 from nanodepth.loop import repeat_block
 from nanodepth.looping.layers import pick_window
 from nanodepth.models.checkpoint import named_models
-from nanodepth.report.tables import mean, named_after, number, where, write_csv
+from nanodepth.report.tables import UNITS, mean, named_after, number, where, write_csv
 from nanodepth.scoring.lm_eval_scores import SHARES
 from nanodepth.scoring.rows import Asked, Subject, notes_beside
 from nanodepth.scoring.way import Way, Ways, depth_in, layers_and_order, read_ways
@@ -67,7 +67,7 @@ PARTS = 'screen', 'judge'
 
 def gain(row, change):
     "A change for the better: of a loss, and where its name says so, less is better."
-    less = row['kind'] == 'nats' or row['measure'].endswith('(less is better)')
+    less = UNITS[row['kind']].less_is_better or row['measure'].endswith('(less is better)')
     return -change if less else change
 
 
@@ -115,9 +115,9 @@ def search(name, path, options, notes):
     parts['judge'] = [row for row in parts['judge'] if row['way'] in shown]
     print(f'\n{name}: {len(ways)} ways searched, {sum(v > 0 for v in gains.values())} with a gain '
           f'in {" and ".join(ranked)}')
+    kind = where(parts['screen'], measure=ranked[0])[0]['kind']
     print(luck([[[gain(row, change) for change in row['changes']] for row in its]
-                for its in tries.values()],
-               all(row['kind'] == 'share' for its in tries.values() for row in its)), end='')
+                for its in tries.values()], kind), end='')
     for part, rows in parts.items():
         print(f'\n{part}:')
         print_tables([row for row in rows if row['way'] in shown])
@@ -134,7 +134,7 @@ def main(argv=None):
     write_csv(rows, options.out)
 
 
-def luck(changes, percent, draws=1000):
+def luck(changes, kind, draws=1000):
     """What the best of as many tries gains where there is nothing to find: in each draw, plain and
     changed are exchanged for half of the questions, the same ones in every way, because what is
     hard about a question is so for all of them. `changes`: of each way, a list for each measure."""
@@ -150,7 +150,8 @@ def luck(changes, percent, draws=1000):
         n = lists.shape[1]
         totals += signs[:, :n] @ lists.T / n / len(changes[0])
     best, *by_chance = totals.max(1)
-    say = lambda value: number(value, percent=percent)
+    def say(value):
+        return number(value, kind=kind)
     return (f'the best of {len(changes)} gains {say(best)}; with shuffled answers it would gain '
             f'{say(np.mean(by_chance))}, and as much or more in '
             f'{np.mean(np.array(by_chance) >= best - 1e-9):.1%} of {draws} draws\n')

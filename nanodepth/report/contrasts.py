@@ -6,7 +6,7 @@ Usage: in_words(Contrast([0.70, 0.69, 0.72], [0.71, 0.73, 0.74]), margin=0.02)  
 import functools
 import math
 
-from nanodepth.report.tables import mean, standard_error
+from nanodepth.report.tables import UNITS, mean, standard_error
 
 ALPHA = 0.05
 POWER = 0.8
@@ -100,12 +100,11 @@ def unresolved(contrast):
 # ----------------------------------------------------------------------- rows, beside other rows
 
 def spelled(values, kind, sign=''):
-    "A mean over seeds and half of its 95% interval: shares in percent, what has no unit in digits."
-    digits = f'{sign}.3g' if kind == 'score' else f'{sign}.1f' if kind == 'share' else f'{sign}.3f'
-    factor = 100 if kind == 'share' else 1
-    c = Contrast([factor * value for value in values], [0.0] * len(values))
-    half = '' if not c.known or c.all_equal else f' ± {c.half(0.95):{digits.strip("+")}}'
-    return f'{c.mean:{digits}}{half}'
+    "A mean over seeds and half of its 95% interval."
+    unit = UNITS[kind]
+    c = Contrast([unit.factor * value for value in values], [0.0] * len(values))
+    half = '' if not c.known or c.all_equal else f' ± {c.half(0.95):{unit.digits}}'
+    return f'{c.mean:{sign}{unit.digits}}{half}'
 
 
 def margin_of(row, margins):
@@ -126,8 +125,8 @@ def difference(rows, others, margins={}):
     pairs = paired(rows, others)
     if not pairs:
         return ['', '', '']
-    share = 100 if rows[0]['kind'] == 'share' else 1
-    c = Contrast(*zip(*((share * a, share * b) for a, b in pairs)))
+    factor = UNITS[rows[0]['kind']].factor
+    c = Contrast(*zip(*((factor * a, factor * b) for a, b in pairs)))
     p = f'{c.p:.2g}' if c.known and not c.all_equal else ''
     return [spelled([a - b for a, b in pairs], rows[0]['kind'], '+'), p,
             in_words(c, margin_of(rows[0], margins))]

@@ -21,9 +21,22 @@ TAKEN = {'loss', 'val_loss', 'step', 'steps', 'tokens', 'flops', 'seconds', 'min
          'seeds', 'run', 'layers', 'lr'}
 
 
+class Unit(NamedTuple):
+    "How scores of one kind are written, and compared."
+    word: str
+    factor: int             # from a score to what is written
+    digits: str
+    less_is_better: bool
+
+
+# of a loss, of right answers, and of any other number
+UNITS = dict(nats=Unit('nats', 1, '.3f', True), share=Unit('%', 100, '.1f', False),
+             score=Unit('', 1, '.3g', False))
+
+
 class Score(NamedTuple):
     "How good a model is at something."
-    kind: str               # 'nats' of a loss, a 'share' of right answers, or another 'score'
+    kind: str               # of UNITS
     mean: float
     error: float | None     # its standard error, where there is one
     answers: list           # what each question, document or batch gave
@@ -114,16 +127,16 @@ def over_seeds(rows, settings, kinds):
     return averaged
 
 
-def number(value, error=math.nan, percent=False):
-    "A mean and, where there is one, its standard error: 0.694 (0.002), or in percent 97.3 (0.6)."
-    factor, digits = (100, 1) if percent else (1, 3)
-    after = '' if math.isnan(error) else f' ({factor * error:.{digits}f})'
-    return f'{factor * value:.{digits}f}{after}'
+def number(value, error=math.nan, kind='nats'):
+    "A mean and, where there is one, its standard error: 0.694 (0.002), or of a share 97.3 (0.6)."
+    unit = UNITS[kind]
+    after = '' if math.isnan(error) else f' ({unit.factor * error:{unit.digits}})'
+    return f'{unit.factor * value:{unit.digits}}{after}'
 
 
-def change_in_words(change, error, p, percent):
+def change_in_words(change, error, p, kind):
     "+1.7 (1.7), p 0.250: a change, its standard error and its p, as far as there are such."
-    text = number(change, math.nan if error is None else error, percent)
+    text = number(change, math.nan if error is None else error, kind)
     text = text if text.startswith('-') else f'+{text}'
     if p is None:
         return text
