@@ -275,8 +275,8 @@ if __name__ == '__main__':
     recurrent = surgery(model, shape)                       # it may refuse, before anything is made
     out = folder.with_name(f'{folder.name}_{shape}')
     out.mkdir()
-    said = {name: saved[name] for name in ('config', 'data', 'flops', 'inherited_flops')}
-    save(out, recurrent, [], **said)
+    save(out, recurrent, [], config=saved['config'], data=saved['data'], flops=0,
+         inherited_flops=saved['flops'] + saved['inherited_flops'])
     for path in [*folder.glob('*.json'), *folder.glob('*.jinja')]:      # run.json, a tokenizer
         shutil.copy(path, out)
     print(f'{out}: prelude, core and coda were the layers', *cut(shape, len(model.layers)))

@@ -156,14 +156,13 @@ class StepPlan(NamedTuple):
 def plan(c, step, first_n_layer=None):
     """What a step does. first_n_layer: how many layers a model from init_from had at step 0.
     (Settings of a core that were None have been filled in by `resolved`.)"""
-    first_of_decay = c.steps - in_steps(c.decay_steps, c.steps)
-    cools_down = step >= first_of_decay
+    cools_down = step >= first_of_decay(c)
     stage = [each for each in stages(c, first_n_layer) if each.first_step <= step][-1]
     loop = c.cooldown_loop if cools_down and c.cooldown_loop else c.loop
     order = fit_loop(loop, stage.n_layer) if loop else c.order
     data, batch = 'data', step
     if cools_down and c.cooldown_data:      # a reading of its own, also if data is part of it
-        data, batch = 'cooldown_data', step - first_of_decay
+        data, batch = 'cooldown_data', step - first_of_decay(c)
     r = backprop_depth = None
     if c.recurrence:    # gradients never go through more runs than the mean, as the authors have it
         mean = recurrence_curriculum(step, c.steps, c.recurrence, c.curriculum, c.curriculum_shape)
@@ -178,6 +177,11 @@ def in_steps(length, steps):
     return round(length * steps if length < 1 else length)
 
 
+def first_of_decay(c):
+    "The first step of the cool-down. Growth is over by then."
+    return c.steps - in_steps(c.decay_steps, c.steps)
+
+
 def stages(c, first_n_layer=None):
     "The Stages of a run: one, if it does not grow."
     first = first_n_layer or (c.grow_block if c.grow else c.n_layer)
@@ -187,8 +191,7 @@ def stages(c, first_n_layer=None):
     if c.init_from:             # a model that is there already grows once, whatever n_layer is
         operator = c.grow if callable(c.grow) else GROWTH[c.grow]
         last = len(operator(first, c.grow_block))
-    constant = c.steps - in_steps(c.decay_steps, c.steps)
-    return growth_plan(c.grow, last, c.grow_block, constant, c.grow_alpha, first)
+    return growth_plan(c.grow, last, c.grow_block, first_of_decay(c), c.grow_alpha, first)
 
 
 def rate(c, step):
@@ -199,7 +202,7 @@ def rate(c, step):
     warmup, decay = in_steps(c.warmup_steps, c.steps), in_steps(c.decay_steps, c.steps)
     if step < warmup:
         return (step + 1) / warmup
-    t = max(0, step - (c.steps - decay)) / max(1, decay)        # from 0 to 1 over the decay
+    t = max(0, step - first_of_decay(c)) / max(1, decay)        # from 0 to 1 over the decay
     if c.lr_shape == '1-sqrt':
         return 1 - math.sqrt(t)
     if c.lr_shape == 'cosine':
@@ -579,6 +582,18 @@ class Dataset:
         return rows
 
 
+def folders_of(data):
+    "The folders of a setting of data; of None there are none."
+    return data if isinstance(data, list) else str(data).split(',') if data else []
+
+
+def parts_of_mixture(folder):
+    "{folder: its share} of what a mixture is made of; a dataset is made of itself."
+    file = find(folder) / 'mixture.json'
+    shares = json.loads(file.read_text()) if file.exists() else {'.': 1}
+    return {find(folder) / name: share for name, share in shares.items()}
+
+
 class Loader:
     """Batches of c.batch_size rows of c.context tokens for all processes together, each of which
     gets its equal part. Which window of the data a row holds follows from (seed, number of the
@@ -588,11 +603,10 @@ class Loader:
         self.batch_size, self.context, self.seed = c.batch_size, c.context, seed
         self.rank, self.size, _ = which_process()
         self.datasets, shares = [], []
-        for folder in map(find, data if isinstance(data, list) else str(data).split(',')):
-            mixture = folder / 'mixture.json'
-            parts = json.loads(mixture.read_text()) if mixture.exists() else {'.': 1}
+        for folder in folders_of(data):
+            parts = parts_of_mixture(folder)
             for part, share in parts.items():
-                self.datasets.append(Dataset(folder / part, split, c.context))
+                self.datasets.append(Dataset(part, split, c.context))
                 shares.append(share / sum(parts.values()))
         self.windows = np.array([each.ends[-1] for each in self.datasets])      # of each dataset
         # rows of each dataset in a period: rounded down, the rest to the largest remainders
@@ -1040,16 +1054,23 @@ def say_what_begins(run):
 
 def open_data(c, here):
     "{its name: Loader}. Which rows a batch has follows from (seed, step), so no place is kept."
-    if here.rank == 0 and c.data == 'data/toy' and not (find(c.data) / 'train.json').exists():
-        say('data/toy is not there yet: it is made now')
-        script = Path(__file__).resolve().parent / 'data/toy/prepare.py'
-        subprocess.run([sys.executable, script], check=True)
+    if here.rank == 0:
+        make_toy_data(c)
     if here.size > 1:
         dist.barrier()          # the others wait for it
     data = dict(data=Loader(c, c.data, seed=c.seed), val=Loader(c, c.data, 'val'))
     if c.cooldown_data:
         data['cooldown_data'] = Loader(c, c.cooldown_data, seed=c.seed)
     return data
+
+
+def make_toy_data(c):
+    "The toy's data takes seconds to make. Other data is the user's own decision."
+    is_used = 'data/toy' in folders_of(c.data) + folders_of(c.cooldown_data)
+    if is_used and not (find('data/toy') / 'train.json').exists():
+        say('data/toy is not there yet: it is made now')
+        script = Path(__file__).resolve().parent / 'data/toy/prepare.py'
+        subprocess.run([sys.executable, script], check=True)
 
 
 def open_model(c, data, open_parent):
@@ -1252,15 +1273,20 @@ def open_log(c, here, step):
                disable=here.rank > 0 or not sys.stderr.isatty())
     if here.rank > 0:
         return [], open(os.devnull, 'w'), bar
-    lines, path = [], Path(c.out_dir) / 'log.jsonl'
-    if step and path.exists():
-        for text in path.read_text().splitlines():
-            with contextlib.suppress(ValueError):   # a process that was killed leaves half of one
-                lines.append(json.loads(text))
-    lines = [line for line in lines if line['step'] <= step]
+    path = Path(c.out_dir) / 'log.jsonl'
+    lines = [line for line in read_log(path) if line['step'] <= step] if step else []
     with whole(path) as new:
         new.write_text(''.join(json.dumps(line) + '\n' for line in lines))
     return lines, open(path, 'a', buffering=1), bar
+
+
+def read_log(path):
+    "The lines of a log.jsonl, if there is one."
+    lines = []
+    for text in path.read_text().splitlines() if path.exists() else []:
+        with contextlib.suppress(ValueError):   # a process that was killed leaves half of one
+            lines.append(json.loads(text))
+    return lines
 
 
 @contextlib.contextmanager
@@ -1310,9 +1336,14 @@ def save(folder, model, optimizers, names=('ckpt.pt',), **more):
         dist.barrier()
 
 
+def checkpoint_file(folder):
+    "What stands for a run: its ckpt.pt, or the checkpoint that is named itself."
+    return Path(folder) if str(folder).endswith('.pt') else Path(folder) / 'ckpt.pt'
+
+
 def load(folder, classes=()):
     "(the model of a checkpoint, what else that says). `classes`: of Steps that are not ours."
-    path = Path(folder) if str(folder).endswith('.pt') else Path(folder) / 'ckpt.pt'
+    path = checkpoint_file(folder)
     # mapped: what nobody reads takes no memory. (Windows replaces no file that is mapped.)
     saved = torch.load(path, map_location='cpu', weights_only=True, mmap=os.name == 'posix')
     model = LM(ModelConfig(**saved['model_config']))
@@ -1533,6 +1564,9 @@ def find(path):
     return Path(path) if Path(path).exists() or not beside.exists() else beside
 
 
+OUT_OF_MEMORY = ('the GPU has too little memory for a step: compute it in more pieces by a higher '
+                 '--grad_accum (the result is the same), or in fewer rows by a lower --batch_size')
+
 if __name__ == '__main__':
     sys.modules['train'] = sys.modules['__main__']      # for configs, which may import it
     try:
@@ -1540,7 +1574,6 @@ if __name__ == '__main__':
     except Refused as error:
         sys.exit(f'train: {error}' if which_process()[0] == 0 else 1)
     except torch.OutOfMemoryError:
-        sys.exit('train: the GPU has too little memory for a step: compute it in more pieces by a '
-                 'higher --grad_accum (the result is the same), or in fewer rows by --batch_size')
+        sys.exit(f'train: {OUT_OF_MEMORY}')
     if stopped_by:          # make or a scheduler must not take it for finished
         sys.exit(128 + stopped_by)

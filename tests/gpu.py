@@ -23,7 +23,7 @@ from nanodepth import train as train_file  # noqa: E402
 from nanodepth.commands import cut  # noqa: E402
 from nanodepth.grow import lidas, untie  # noqa: E402
 from nanodepth.model import LM, ModelConfig  # noqa: E402
-from nanodepth.report.logs import growths, read_log  # noqa: E402
+from nanodepth.report.logs import growths, log_of  # noqa: E402
 from nanodepth.train import Config, machine, make_optimizers, read, train, wrap  # noqa: E402
 
 TINY = '--tiny' in sys.argv
@@ -41,7 +41,7 @@ def run(name, **settings):
     if 'init_from' in given:        # the checkpoint decides the shape
         given = {key: value for key, value in given.items() if key not in (*SHAPE, 'head_dim')}
     train(read(Config, [f'--{key}={value}' for key, value in given.items()]))
-    return read_log(OUT / name)
+    return log_of(OUT / name)
 
 
 def losses(log):

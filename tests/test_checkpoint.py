@@ -159,7 +159,7 @@ def test_a_file_that_a_checkpoint_names_is_never_run(ordered, tmp_path, monkeypa
 
 def test_broken_checkpoints_are_refused(tmp_path, tiny):
     save(tmp_path, tiny(), [])
-    path = tmp_path / checkpoint.FILE
+    path = tmp_path / 'ckpt.pt'
     for raw in (b'', path.read_bytes()[:-1]):
         path.write_bytes(raw)
         with pytest.raises(Refused, match='is damaged'):
@@ -175,10 +175,10 @@ def test_code_in_a_checkpoint_does_not_run(tmp_path):
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / 'it ran'),)
 
-    torch.save(dict(model=Code()), tmp_path / checkpoint.FILE)
-    raw = (tmp_path / checkpoint.FILE).read_bytes()
+    torch.save(dict(model=Code()), tmp_path / 'ckpt.pt')
+    raw = (tmp_path / 'ckpt.pt').read_bytes()
     for content in (raw, pickle.dumps(Code())):
-        (tmp_path / checkpoint.FILE).write_bytes(content)
+        (tmp_path / 'ckpt.pt').write_bytes(content)
         with pytest.raises(Refused, match='more than tensors and plain values|is damaged'):
             load_model(tmp_path)
         with pytest.raises((pickle.UnpicklingError, RuntimeError)):

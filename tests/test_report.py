@@ -37,7 +37,7 @@ def test_one_picture_of_one_run_and_one_of_two(config, tmp_path, capsys, picture
     lines = (run / 'log.jsonl').read_text()
     (other / 'log.jsonl').write_text(lines + '{"step": 4, "lo')  # cut off while it is being written
     nanodepth('plot', [str(run), str(other)])
-    assert (run / 'compare.png').stat().st_size > 10_000
+    assert (run / 'curves.png').stat().st_size > 10_000
     assert f'there is no {tmp_path}/log.jsonl' in refused(capsys, 'plot', tmp_path)
 
 

@@ -19,9 +19,9 @@ from nanodepth.models import checkpoint
 from nanodepth.report.contrasts import is_same
 from nanodepth.scoring.rows import files_of, sources_of
 from nanodepth.scoring.scores import is_there
-from nanodepth.text.loader import how_to_prepare, make_toy_data
-from nanodepth.train import (FREE, KNOWN, Config, Loader, as_written, find, in_steps, read,
-                             refuse_what_does_not_fit, train)
+from nanodepth.text.loader import how_to_prepare
+from nanodepth.train import (FREE, KNOWN, Config, Loader, as_written, find, in_steps, make_toy_data,
+                             read, refuse_what_does_not_fit, train)
 
 SCHEDULE = {'steps', 'warmup_steps', 'decay_steps'}
 
@@ -168,7 +168,7 @@ class Arms(dict):
         "Refuse what can be known before the first run."
         try:
             config, _ = self.config(name)
-            make_toy_data([config.data, config.cooldown_data])
+            make_toy_data(config)
             data = {key: value for key in ('data', 'cooldown_data')
                     if (value := getattr(config, key))}
             for each in data.values():

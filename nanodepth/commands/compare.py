@@ -28,14 +28,14 @@ from nanodepth.common.errors import Refused, check_choice
 from nanodepth.common.files import refuse_unwritable
 from nanodepth.model import LM
 from nanodepth.models import checkpoint
-from nanodepth.report.logs import read_lines, read_log
+from nanodepth.report.logs import log_of
 from nanodepth.report.plot import draw_costs, show
 from nanodepth.report.tables import write_csv
 from nanodepth.scoring.rows import OF_TASKS, Asked, Subject, measures_of
 from nanodepth.scoring.scores import parse_tasks
 from nanodepth.scoring.way import Way, Ways, read_ways
 from nanodepth.text.loader import Rows
-from nanodepth.train import config_file, in_steps, read
+from nanodepth.train import config_file, in_steps, read, read_log
 
 FACTS = 'run', 'seed', 'way', 'steps', 'tokens', 'flops', 'all_flops', 'layers', 'parameters'
 
@@ -124,7 +124,7 @@ class Clock:
         while not self.has_said and process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=1)
-            lines = read_lines(folder / 'log.jsonl')
+            lines = read_log(folder / 'log.jsonl')
             if lines:
                 now, last = time.monotonic(), lines[-1]
                 self.first = self.first or (now, last)
@@ -287,7 +287,7 @@ def draw(options, arms, folders):
         if config.init_from:            # of what it began from, tokens are not known
             costs = ['flops']
         before = checkpoint.state_of(folder)['inherited_flops']
-        log = [line | dict(flops=before + line['flops']) for line in read_log(folder)]
+        log = [line | dict(flops=before + line['flops']) for line in log_of(folder)]
         for line in log:
             if line['step'] < in_steps(config.warmup_steps, config.steps):
                 line.pop('val_loss', None)

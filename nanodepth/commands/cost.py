@@ -6,7 +6,6 @@ import collections
 import dataclasses
 import functools
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,10 +17,10 @@ from nanodepth.model import LM
 from nanodepth.models.checkpoint import open_path
 from nanodepth.report.tables import columns
 from nanodepth.retrofit import core_of
-from nanodepth.text.loader import Rows, check_dataset, how_to_prepare, make_toy_data, mixture
+from nanodepth.text.loader import Rows, check_dataset, how_to_prepare
 from nanodepth.text.tokenizer import fingerprint, get_tokenizer
-from nanodepth.train import (PEAKS, Config, in_steps, model_config, plan, read, resolved, stages,
-                             what_it_starts_with)
+from nanodepth.train import (PEAKS, Config, first_of_decay, folders_of, make_toy_data, model_config,
+                             parts_of_mixture, plan, read, resolved, stages, what_it_starts_with)
 
 
 @dataclass
@@ -33,7 +32,7 @@ def empty(config, n_layer):
     "The config's model without its weights."
     n_vocab = None
     if config.vocab_size is None:
-        make_toy_data([config.data])
+        make_toy_data(config)
         try:
             rows = Rows(config.data, config.batch_size, config.context)
             n_vocab = rows.datasets[0].about['n_vocab']
@@ -51,10 +50,9 @@ def stretches(config):
     if core:
         config = resolved(config, what_it_starts_with(parent), {})
     start = parent and len(parent.layers)
-    cooldown = config.steps - in_steps(config.decay_steps, config.steps)
     begins = {first for first, *_ in stages(config, start)}
     if config.cooldown_loop:
-        begins |= {cooldown} - {config.steps}
+        begins |= {first_of_decay(config)} - {config.steps}
     begins = sorted(begins)
     rows = []
     for first, end in zip(begins, [*begins[1:], config.steps]):
@@ -90,14 +88,14 @@ def main(argv):
         raise Refused('--dry_run=false: leave it out to train')
     show(config)
     for data in (config.data, config.cooldown_data):
-        for folder in [data] if isinstance(data, str) else data or []:
+        for folder in folders_of(data):
             check_data(folder)
 
 
 def check_data(folder):
     "Say what is in a dataset, or in each of a mixture, and check every checksum."
-    for part, _ in mixture(folder):
-        if not (Path(part) / 'train.json').exists():
+    for part in parts_of_mixture(folder):
+        if not (part / 'train.json').exists():
             print(f'{part} is not here yet; {how_to_prepare(part)}')
             continue
         for split in ('train', 'val'):
@@ -107,7 +105,7 @@ def check_data(folder):
             if fingerprint(tokenizer) != about['fingerprint']:
                 raise Refused(f'{part} was made with another tokenizer than the one that is '
                               f'{about["tokenizer"]!r} now: put that one back, or make it anew')
-            ids = np.fromfile(Path(part) / about['shards'][0]['file'], about['dtype'], 40).tolist()
+            ids = np.fromfile(part / about['shards'][0]['file'], about['dtype'], 40).tolist()
             print(f'{part}, {split}: {about["tokens"]:,} tokens of {about["tokenizer"]!r}, '
                   f'checksums right; it begins {tokenizer.decode(ids)!r}, from {about["origin"]}')
 

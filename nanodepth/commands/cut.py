@@ -97,7 +97,7 @@ def operate(options, target):
         model = untie(parent, sum(parts, []))
     cost = 0 if options.scratch else cost_of(state)
     keep_tokenizer(options.run, target)
-    save(target, model, [], flops=0, inherited_flops=cost, config={},
+    save(target, model, [], flops=0, inherited_flops=cost, config=state.get('config', {}),
          data=data_of(options.run, state))
     now = 'the kept layers, each once' if options.dense else (
         f'python train.py config/retrofit.py --init_from={target} '

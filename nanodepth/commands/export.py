@@ -120,14 +120,14 @@ def describe(options, model):
 def copy_licence(run, target):
     "A licence that lies beside some weights goes with them."
     folder = Path(run).parent if Path(run).is_file() else local_folder(run)
-    for pattern in LICENCES:
-        for path in filter(Path.is_file, folder.glob(pattern)):
-            replace(Path(target) / path.name, path.read_bytes())
+    for name in LICENCES:
+        if (folder / name).is_file():
+            replace(Path(target) / name, (folder / name).read_bytes())
 
 
 def export(options, model):
     "A model of ours as a folder."
-    about = dict(parent=str(options.run), order=' '.join(map(str, model.unrolled())))
+    about = dict(parent=Path(options.run).name, order=' '.join(map(str, model.unrolled())))
     if core := core_of(model):
         core.fresh = core.fresh or options.fresh
         ours = save_raven(model, options.target, tokenizer=options.run, about=about)

@@ -1,6 +1,6 @@
 """Draw the curves of runs side by side, and write their numbers as CSV. Runs that are called
 NAME-0, NAME-1 and so on, by the seeds they were trained with, are averaged.
-    nanodepth plot out/baseline out/lidas           # writes out/baseline/compare.png and .csv
+    nanodepth plot out/baseline out/lidas           # writes out/baseline/curves.png and .csv
     nanodepth plot out/toys/* "--show=loss,depth 3" --out=out/toys.png
 """
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from nanodepth.report.tables import write_csv
 @dataclass
 class Options:
     runs: list[str]           # folders that train.py wrote
-    out: Path | None = None        # None: a picture in the first folder
+    out: Path | None = None        # None: curves.png in the first folder
     show: tuple[str, ...] = ()  # of several runs, such as loss,depth 3; (): all
 
 
@@ -24,8 +24,7 @@ def main(argv=None):
     options = read(Options, argv, ['runs'])
     groups = read_groups(options.runs)
     kinds = ['loss', *(kind for kind in kinds_of(groups) if kind != 'text')]
-    out = options.out or Path(options.runs[0]) / (
-        'compare.png' if len(options.runs) > 1 else 'loss.png')
+    out = options.out or Path(options.runs[0]) / 'curves.png'
     for name in options.show:
         check_choice('--show', name, kinds)
     show(out, draw_runs, groups, options.show or kinds)

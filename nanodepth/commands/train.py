@@ -9,7 +9,7 @@ from nanodepth import ROOT
 from nanodepth.commands import cost
 from nanodepth.common.errors import refusing
 from nanodepth.models.checkpoint import data_of, open_path
-from nanodepth.train import Config, read, train
+from nanodepth.train import OUT_OF_MEMORY, Config, read, train
 
 
 def open_parent(path, classes):
@@ -26,9 +26,7 @@ def main(argv):
         raise SystemExit(2)
     if any(arg.partition('=')[0] == '--dry_run' for arg in argv):
         return cost.main(argv)
-    with refusing(torch.OutOfMemoryError, why=lambda error: 'the GPU has too little memory for a '
-                  'step: compute it in more pieces by a higher --grad_accum (the result is the '
-                  'same), or in fewer rows by a lower --batch_size'):
+    with refusing(torch.OutOfMemoryError, why=lambda error: OUT_OF_MEMORY):
         stopped = train(read(Config, argv), open_parent)
     if stopped:         # make or a scheduler must not take the run for finished
         raise SystemExit(128 + stopped)

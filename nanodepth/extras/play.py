@@ -25,7 +25,7 @@ from nanodepth.train import read
 from nanodepth.looping.layers import MIDDLE
 from nanodepth.models import checkpoint
 from nanodepth.models.checkpoint import load_model, open_path, refuse_missing
-from nanodepth.report.logs import read_log
+from nanodepth.report.logs import log_of
 from nanodepth.report.plot import figure, show
 from nanodepth.report.tables import run_names
 from nanodepth.retrofit import core_of, parts_of
@@ -61,7 +61,7 @@ def stages_of(run):
     copies = None
     if config.get('grow') and (Path(run) / 'log.jsonl').exists():
         kept = checkpoint.stages_of(run)
-        orders = [line['grown']['origin'] for line in read_log(run) if 'grown' in line]
+        orders = [line['grown']['origin'] for line in log_of(run) if 'grown' in line]
         n = config['grow_block']
         for order in orders:
             if n in kept:

@@ -14,15 +14,12 @@ from nanodepth.looping.layers import is_ours
 from nanodepth.model import Step
 from nanodepth.report.tables import run_names
 from nanodepth.text.tokenizer import fingerprint, get_tokenizer, local_folder
-from nanodepth.train import load
-
-FILE = 'ckpt.pt'
-
+from nanodepth.train import checkpoint_file, load
 
 def is_hugging_face(folder):
     "Is this a Hugging Face folder and no run of ours, or a name on the hub?"
     path = Path(folder)
-    is_theirs = (path / 'config.json').exists() and not (path / 'ckpt.pt').exists()
+    is_theirs = (path / 'config.json').exists() and not exists(folder)
     return is_theirs or on_hub(folder)
 
 
@@ -33,13 +30,12 @@ def family_of(path):
 
 
 def exists(folder):
-    return (Path(folder) / FILE).exists()
+    return checkpoint_file(folder).exists()
 
 
 def file_of(folder):
     "A run's checkpoint; `folder` may name the file itself."
-    path = Path(folder)
-    path = path if path.suffix == '.pt' else path / FILE
+    path = checkpoint_file(folder)
     if not path.exists():
         parent = Path(folder).parent
         beside = [str(p) for p in parent.iterdir() if p != Path(folder)] if parent.is_dir() else []

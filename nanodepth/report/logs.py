@@ -3,34 +3,20 @@ JSON line for each measurement. Runs called NAME-SEED that were trained with tha
 group.
 Usage: groups = read_groups(['out/lidas-0', 'out/lidas-1'])     # {name: [the log of each seed]}
 """
-import json
 import math
 from pathlib import Path
 
 from nanodepth.common.errors import Refused
 from nanodepth.report.tables import groups_of, run_names
+from nanodepth.train import read_log
 
 
-def read_lines(path):
-    """The lines of a log that are a step's. A run at work, or one that was cut off, may have half a
-    line at the end."""
-    lines = []
-    for raw in path.read_bytes().splitlines() if path.exists() else []:
-        try:
-            line = json.loads(raw)
-            line['step'], line['flops']
-        except (ValueError, KeyError, TypeError):
-            continue
-        lines.append(line)
-    return lines
-
-
-def read_log(folder):
+def log_of(folder):
     "A run's log as a list of dicts, in the order of the steps."
     path = Path(folder) / 'log.jsonl'
     if not path.exists():
         raise Refused(f'there is no {path}: is {folder} the folder of a run?')
-    return read_lines(path)
+    return read_log(path)
 
 
 def read_groups(folders):
@@ -38,7 +24,7 @@ def read_groups(folders):
     paths = run_names(folders)
     logs = {}
     for name, group in groups_of(paths).items():
-        logs.setdefault(group, []).append(read_log(paths[name]))
+        logs.setdefault(group, []).append(log_of(paths[name]))
     return logs
 
 

@@ -1,7 +1,7 @@
 """A model as lm-eval asks it. lm-eval's own model for transformers does everything but the
 log-likelihoods. Those are ours: they make only the logits that are needed, and one row serves all
 options of one token.
-Usage: lm = Asked(answer, theirs, tokenizer, path)      # in lm_eval_scores.py
+Usage: lm = ScoredModel(answer, theirs, tokenizer, path)      # in lm_eval_scores.py
 """
 import logging
 
@@ -16,7 +16,7 @@ from nanodepth.scoring.likelihoods import likelihoods
 from nanodepth.text.tokenizer import local_folder
 
 
-class Asked(HFLM):
+class ScoredModel(HFLM):
     """`theirs` is transformers' model with the weights of `answer`, the model as the scorer has it;
     both run in one way."""
 

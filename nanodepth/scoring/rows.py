@@ -34,7 +34,7 @@ from nanodepth.scoring.scores import (compared, data_scores, half, interval, is_
                                       parse_tasks, questions_of, right_and_log_prob)
 from nanodepth.scoring.way import Way, layers_and_order, name_of
 from nanodepth.text.tokenizer import get_tokenizer, local_folder, tokenizer_file
-from nanodepth.train import train
+from nanodepth.train import checkpoint_file, train
 
 
 @dataclass(kw_only=True)
@@ -302,10 +302,10 @@ def files_of(path):
     """The name, the size and the last change of each file of a checkpoint, and of its tokenizer,
     which may stand elsewhere."""
     path = local_folder(path) if on_hub(path) else Path(path)
-    folder = path.parent if path.suffix == '.pt' else path
+    file = checkpoint_file(path)
     tokenizer = tokenizer_file(path)
-    files = {path if path.suffix == '.pt' else path / 'ckpt.pt'}
-    for each in (folder, tokenizer.parent if tokenizer else folder):
+    files = {file}
+    for each in (file.parent, tokenizer.parent if tokenizer else file.parent):
         for ending in ('safetensors', 'json', 'jinja'):
             files.update(each.glob(f'*.{ending}'))
     return sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns)
@@ -360,9 +360,11 @@ def parsed(source):
 def notes_beside(out):
     """The file of notes beside a file of rows, to which ours are added. What cannot be written is
     refused before the work."""
-    path = beside(out, '.jsonl')
+    path, rows = beside(out, '.jsonl'), beside(out, '.csv')
     refuse_unwritable(out)
     refuse_unwritable(path)
+    if rows.exists() and not path.exists():
+        raise Refused(f'{rows} is there, and no notes of ours beside it: choose another --out')
     if path.exists() and path.stat().st_size:
         with path.open('rb') as file:       # a note begins with its mark
             if not re.match(rb'\s*{"mark": "', file.read(100)):

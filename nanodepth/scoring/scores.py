@@ -17,7 +17,7 @@ from nanodepth.scoring.measure import measured
 from nanodepth.text.loader import Rows, how_to_prepare
 from nanodepth.text.primitives import TASKS, TOY_TASKS, few_shot
 from nanodepth.text.tokenizer import get_tokenizer, refuse_another_tokenizer
-from nanodepth.train import find
+from nanodepth.train import find, folders_of
 
 # ------------------------------------------------------------------------------------ scores
 
@@ -122,7 +122,7 @@ def starts_of(path):
 
 def is_there(data):
     "Are the validation rows of a folder, or of a list of them, on this disk?"
-    folders = [data] if isinstance(data, str) else data or []
+    folders = folders_of(data)
     return bool(folders) and all(any((find(folder) / name).exists() for name in
                                      ('val.json', 'mixture.json')) for folder in folders)
 

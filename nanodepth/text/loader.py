@@ -2,28 +2,15 @@
 Usage:
     tokens, targets, kinds = Rows('data/toy', batch_size=16, context=256).batch(0)
 """
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
 
-from nanodepth import ROOT
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import hash_of, read_json
 from nanodepth.train import Loader, find
-
-
-def make_toy_data(folders):
-    "Toy data takes seconds to make, so it is made. Other data is the user's own decision."
-    for name in folders:
-        for folder in [name] if isinstance(name, str) else name or []:
-            if folder == 'data/toy' and not (find(folder) / 'train.json').exists():
-                script = ROOT / folder / 'prepare.py'
-                print(f'{folder} has no data yet: running {script}')
-                subprocess.run([sys.executable, str(script)], check=True)
 
 
 def how_to_prepare(folder):
@@ -35,13 +22,6 @@ def how_to_prepare(folder):
             return f'run: python {path / "prepare.py"} (--help says how)'
     return (f'its config may say in its first lines how it is made; of your own text: python '
             f'{find("data/text/prepare.py")} FILES --out={folder}')
-
-
-def mixture(folder):
-    "[(folder, share)]: those that a folder's mixture.json names; else itself."
-    path = find(folder) / 'mixture.json'
-    parts = read_json(path) if path.exists() else {'.': 1}
-    return [(find(folder) / name, share) for name, share in parts.items()]
 
 
 class Rows(Loader):

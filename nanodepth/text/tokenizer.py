@@ -13,10 +13,11 @@ import tiktoken
 
 from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.files import on_hub, read_json, read_run, reading, replace
-from nanodepth.train import TOKENIZER_FILES
+from nanodepth.train import TOKENIZER_FILES, checkpoint_file
 
 END_OF_TEXT = '<|endoftext|>'
-LICENCES = 'LICENSE*', 'LICENCE*', 'NOTICE*'
+LICENCES = [name + ending for name in ('LICENSE', 'LICENCE', 'NOTICE')
+            for ending in ('', '.txt', '.md')]
 ODD = """Text -> tokens: bytes, words (12 of 345), [lists] and `code` that don't
 	if x == 3141.59:\r\n    return 'ä東🙂'  # don't  """
 
@@ -43,7 +44,7 @@ def stands_for(name):
     and a run have, or a word that is one by itself."""
     if name == 'bytes':
         return name
-    path = Path(name).parent if Path(name).suffix == '.pt' else Path(name)
+    path = checkpoint_file(name).parent         # a folder, which may be named by its file
     if (path / 'tokenizer.json').exists():
         return path / 'tokenizer.json'
     if (path / 'run.json').exists():
@@ -201,7 +202,7 @@ def copy_tokenizer(name, folder):
 
 def keep_tokenizer(source, folder):
     "What says which tokenizer a checkpoint reads, beside another one that is made of it."
-    run_file = (Path(source).parent if Path(source).is_file() else Path(source)) / 'run.json'
+    run_file = checkpoint_file(source).with_name('run.json')
     has_files = copy_tokenizer(source, folder)
     if run_file.exists():
         replace(Path(folder) / 'run.json', run_file.read_bytes())
