@@ -48,7 +48,7 @@ from nanodepth.train import read
 lm_eval = pytest.importorskip('lm_eval')
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
-from nanodepth.scoring.lm_eval_model import Asked as Model
+from nanodepth.scoring.lm_eval_model import ScoredModel as Model
 sys.path.insert(0, str(ROOT / 'data/evals'))
 import tasks
 

@@ -143,7 +143,7 @@ class Harness:
 
     def scores(self, way):
         "{name: Score} of the subject's model, which runs in this way now."
-        from nanodepth.scoring.lm_eval_model import Asked
+        from nanodepth.scoring.lm_eval_model import ScoredModel
         subject, asked = self.subject, self.subject.asked
         theirs = subject.model
         if is_ours(theirs):
@@ -152,7 +152,7 @@ class Harness:
                 theirs = as_raven(theirs) if core_of(theirs) else as_theirs(theirs)
         loops = way.dials and theirs is not subject.model
         with way.apply(theirs) if loops else contextlib.nullcontext(), refusing(AssertionError):
-            lm = Asked(subject.answer, theirs, self.tokenizer, subject.path, asked.max_length)
+            lm = ScoredModel(subject.answer, theirs, self.tokenizer, subject.path, asked.max_length)
             results = evaluate(lm, self.tasks, self.keep, shots=self.shots, log_samples=True,
                                apply_chat_template=asked.chat, limit=asked.limit)
         if not self.said:
