@@ -1,12 +1,10 @@
 """A page on which a reader moves the layers of models, and sees at once what they answer. It is one
 file that needs neither Python nor a server, because extras/play.js computes the forward pass.
     nanodepth play out/lidas                # writes out/play_lidas.html, and a browser opens it
-    nanodepth play out/smollm2 --scan='The capital of France is'    # out/scan_smollm2.png
 """
 import base64
 import copy
 import html
-import importlib
 import itertools
 import json
 import math
@@ -17,16 +15,14 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from tqdm import tqdm
 
-from nanodepth.common.errors import Refused, check_choice, refusing
+from nanodepth.common.errors import Refused, check_choice
 from nanodepth.common.files import read_json, replace
 from nanodepth.train import read
 from nanodepth.looping.layers import MIDDLE
 from nanodepth.models import checkpoint
 from nanodepth.models.checkpoint import load_model, open_path, refuse_missing
 from nanodepth.report.logs import log_of
-from nanodepth.report.plot import figure, show
 from nanodepth.report.tables import run_names
 from nanodepth.retrofit import core_of, parts_of
 from nanodepth.scoring.likelihoods import encode
@@ -256,55 +252,6 @@ def agreed(model, run):
     return (rounded(tokens)[:, -1].argmax(-1) == said).sum().item(), len(tokens)
 
 
-# ------------------------------------------------------------------- the map of a prompt, by Python
-
-@torch.no_grad()
-def scan(model, tokens, wanted=None):
-    """(the wanted token, its share in the model as it is, without each layer, and {(i, j): with
-    the positions i to j of its order twice}). None: the model's own likeliest token."""
-    order = model.order
-    share = lambda order: model(tokens, order=order)[0, -1].float().softmax(-1)
-    plain = share(order)
-    wanted = plain.argmax().item() if wanted is None else wanted
-    without = [share(order[:i] + order[i + 1:])[wanted].item() for i in range(len(order))]
-    blocks = [(i, j) for i in range(len(order)) for j in range(i, len(order))]
-    twice = {(i, j): share(order[:j + 1] + order[i:])[wanted].item()
-             for i, j in tqdm(blocks, desc='blocks run twice', disable=None)}
-    return wanted, plain[wanted].item(), without, twice
-
-
-def draw_scan(title, plain, without, twice):
-    "A line without each layer, and below it the map: first layer by last layer."
-    from matplotlib.colors import LinearSegmentedColormap, TwoSlopeNorm
-    n = len(without)
-    fig, axes = figure(2, 1, (7, 7.4), maps=True, height_ratios=[1, n], sharex=True)
-    cells = torch.full((n, n), math.nan)
-    for (i, j), share in twice.items():
-        cells[i, j] = share
-    look = dict(cmap=LinearSegmentedColormap.from_list('', ['#8c510a', '#f5f5f5', '#01665e']),
-                norm=TwoSlopeNorm(vmin=0, vcenter=min(max(plain, 0.01), 0.99), vmax=1),
-                aspect='auto')
-    (above,), (below,) = axes
-    above.imshow([without], **look)
-    above.set(title=title, yticks=[0], yticklabels=['left out:'])
-    image = below.imshow(cells, **look)
-    below.set(xlabel='last layer of the block that runs twice', ylabel='its first layer')
-    bar = fig.colorbar(image, ax=axes, label='its probability; white is unchanged',
-                       ticks=[0, plain / 2, plain, (1 + plain) / 2, 1])
-    bar.ax.set_yticklabels([f'{tick:.0%}' for tick in bar.get_ticks()])
-    return fig
-
-
-def scan_picture(run, text, out):
-    "The map of a prompt as a picture."
-    model, tokenizer = load_model(run).float().eval(), get_tokenizer(run)
-    if core_of(model):
-        raise Refused(f'{run} has a recurrent core, which takes no other order of its layers')
-    wanted, *shares = scan(model, torch.tensor([encode(tokenizer, text, model)]))
-    title = f'{show_token(tokenizer, wanted)!r} after {text!r} ({Path(run).name})'
-    show(out, draw_scan, title, *shares)
-
-
 def tokenizer_of(run):
     "A byte-level BPE, as play.js reads it; others are refused."
     path = tokenizer_file(run)
@@ -337,12 +284,6 @@ def tokenizer_of(run):
                 start=start_of_document(get_tokenizer(run)))
 
 
-# A possessive quantifier of these two, which are cl100k's, never had anything to give back.
-POSSESSIVE = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}|"
-    r" ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
-    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+|"
-    r" ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s")
 # what JavaScript takes behind a backslash
 ESCAPED = r'\\[pP]\{([LMNPSZC][a-z]?|White_Space)\}|\\[nrtvf0^$.*+?()[\]{}|/\\-]'
 
@@ -350,14 +291,10 @@ ESCAPED = r'\\[pP]\{([LMNPSZC][a-z]?|White_Space)\}|\\[nrtvf0^$.*+?()[\]{}|/\\-]
 def for_javascript(cut, run):
     """A pattern of a tokenizer as JavaScript reads it, which has other words for some and none for
     others."""
-    if cut in POSSESSIVE:
-        cut = re.sub(r'([?+*]|\{\d,\d\})\+', r'\1', cut)
     # its \s is another set of characters, and not every browser has (?i: )
     for old, new in ((r'\s', r'\p{White_Space}'), (r'\S', r'\P{White_Space}'),
                      ("(?i:'s|'t|'re|'ve|'m|'ll|'d)",
-                      "(?:'[sSſ]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"),
-                     ("'(?i:[sdmt]|ll|ve|re)",
-                      "'(?:[sSſdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])")):
+                      "(?:'[sSſ]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])")):
         cut = cut.replace(old, new)
     bare = re.sub(ESCAPED, 'x', cut)
     odd = lambda of: '\\' in of[0] or '[' in of[0][1:] or '&&' in of[0]
@@ -401,10 +338,8 @@ class Options:
     # too), or one Hugging Face checkpoint
     runs: list[str]
     task: str = 'toy_assign/3'      # the questions to begin with, with their depth
-    out: Path | None = None         # None: out/play_NAME.html; of a scan out/scan_NAME.png
+    out: Path | None = None         # None: out/play_NAME.html
     open: bool = True               # whether to open a browser
-    # a prompt: only a picture, of what it is answered without each layer and with each block twice
-    scan: str | None = None
 
 
 def main(argv=None):
@@ -414,13 +349,6 @@ def main(argv=None):
         if not str(run).isprintable():
             raise Refused(f'{str(run)!r} has characters that no page can name: rename the folder')
     names = '_'.join(Path(run).name for run in options.runs)
-    if options.scan is not None:
-        with refusing(ImportError, why=lambda error: '--scan draws a picture, and matplotlib is '
-                      'not installed: pip install matplotlib'):
-            importlib.import_module('matplotlib')
-        for run in options.runs:
-            scan_picture(run, options.scan, options.out or Path(f'out/scan_{Path(run).name}.png'))
-        return
     toys = len(options.runs) > 1 or get_tokenizer(options.runs[0]).name == 'bytes'
     if toys:
         text = page_of_toys(options.runs, options.task).encode()
