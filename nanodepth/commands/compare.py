@@ -329,6 +329,8 @@ def main(argv=None):
     if rows:
         measures = list(dict.fromkeys(row['measure'] for row in rows))
         answers = [row['measure'] for row in rows if row['kind'] == 'share']
+        for name in options.margins:
+            check_choice('the margin', name, measures)
         usual = [name for name in ('loss', 'text', *answers[-1:]) if name in measures]
         write_csv(wide(rows), options.out / 'rows.csv')
         shown = []

@@ -50,6 +50,8 @@ def ways_of(options, model):
     _, order = layers_and_order(model)
     depth = len(order)
     if options.blocks:
+        if others := read_ways(options):
+            raise Refused(f'--blocks and {others[0]} are different ways of running a model')
         if max(options.blocks) > depth:
             raise Refused(f'--blocks={max(options.blocks)}: the model is {depth} layers deep')
         return [Way(loop=repeat_block(order, start, size, times)) for size in options.blocks
