@@ -800,7 +800,7 @@ def note(run, now, events, took, **numbers):
         core = dict(r=now.r, backprop_depth=now.backprop_depth) if now.r else {}
         totals = run.totals | dict(seconds=round(run.totals['seconds'], 1))
         write_line(run, **totals, **numbers,
-                   lr=c.lr * now.rate,          # of the layers' matrices
+                   lr=run.optimizers[0].param_groups[0]['lr'],      # of the layers' matrices
                    tokens_per_s=round(n / took), memory_gb=memory,
                    mfu=here.peak and round(flops / took / here.peak, 4),
                    passes=round(run.data[now.data].passes(now.batch + 1), 2),

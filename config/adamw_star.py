@@ -6,7 +6,7 @@ Paper: the predecessor of "Retrofitted Recurrence" ("update clipping, no epsilon
 decoupling"). Written after the authors' code: averages that begin with the first gradient, atan2
 in epsilon's place, a tensor's step divided by the root mean square of gradient over its running
 size where that is above 1 (Wortsman et al., 2023), both of Adam's corrections on top, and a decay
-of STAR_DECAY x lr / peak lr, on norms too.
+of _DECAY x lr / peak lr, on norms too.
 
     python train.py config/lidas.py config/adamw_star.py --out_dir=out/star
 """

@@ -10,11 +10,13 @@ import sys
 import tomllib
 from pathlib import Path
 
-from nanodepth.report.contrasts import ALPHA, MARGINS, Contrast, unresolved
-from nanodepth.report.tables import mean, read_rows, where
+from nanodepth.report.contrasts import ALPHA, Contrast, unresolved
+from nanodepth.report.tables import UNITS as KINDS, mean, read_rows, where
 
 ROOT = Path(__file__).resolve().parents[2]
 UNITS = dict(flops=(1e-12, 1), parameters=(1e-6, 2))        # a factor, and digits behind the point
+MARGINS = dict(text=KINDS['nats'].margin, answers=KINDS['log_prob'].margin,
+               points=KINDS['share'].margin, layers=0.25)
 SHARES = 'copy', 'overlap', 'screened', 'change'         # in %, and all that ends with `right`
 TEXTS = 'README.md', 'docs/COURSE.md', 'docs/RESULTS.md', 'docs/LOG.md'
 SHARED = 'task', 'measure', 'group', 'best'

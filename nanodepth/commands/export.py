@@ -48,8 +48,8 @@ def main(argv):
         before = some_logits(model)
         if options.dtype:
             model.to(getattr(torch, options.dtype))
-        export(options, model)
         copy_licence(options.run, options.target)
+        export(options, model)
     compare(before, load_model(options.target), options.target, options.dtype)
 
 

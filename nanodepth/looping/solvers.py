@@ -78,12 +78,7 @@ def butcher(g, x, K, a=None, b=None, beta=None, T=1):
             raise Refused(f'beta={beta} has no effect beside a tableau: there is no plain output '
                           'to go back to')
         return by_tableau(g, x, K, a, b, T)
-    images = []
-
-    def noting(x):
-        images.append(g(x))
-        return images[-1]
-    return lerp(euler(noting, x, K, T=T), images[0], 0.5 if beta is None else beta)
+    return rk(g, x, K, 0.5 if beta is None else beta, T)
 
 
 def midpoint(g, x, K, T=1):
@@ -136,7 +131,7 @@ def heavy_ball(g, x, K, alpha=0.5, beta=0.3):
 def anderson(g, x, K, m=2, beta=1.0):
     """The combination of the last m + 1 states whose residuals g(x) - x cancel best, and from
     there the share beta towards its image. It is Walker and Ni's. The paper's Anderson
-    (its Table 1; see MORE below) is another method. It adds the residual's increments where they
+    (its Table 1) is another method. It adds the residual's increments where they
     add the image's, and solves one problem for the whole batch."""
     states, images = [], []
     for _ in range(K):
@@ -206,8 +201,8 @@ def poly_blend(g, x, K, weights=None):
 SOLVERS = {f.__name__: f for f in (naive, rk, euler, butcher, midpoint, heun, rk4,
                                    layer_anchored_frozen, heavy_ball, anderson, aitken, norm_stab,
                                    poly_blend)}
-# These combine the states of each token by itself, and so may generate text: anderson solves one
-# problem for a whole sequence. A solver that a script adds may do so, too.
+# These combine the states of each token by itself. anderson solves one problem for a whole
+# sequence, and a solver that a script adds may do so, too.
 PER_TOKEN = {*SOLVERS} - {'anderson'}
 BY_LAYER = {'layer_anchored_frozen'}        # these work layer by layer, and pin experts
 

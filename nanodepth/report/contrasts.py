@@ -10,8 +10,6 @@ from nanodepth.report.tables import UNITS, mean, standard_error
 
 ALPHA = 0.05
 POWER = 0.8
-# what would not matter, by unit
-MARGINS = dict(text=0.02, answers=0.05, points=5.0, layers=0.25, exponent=0.1)
 SAME = 0.02                 # of a cost. Steps are whole, so two costs are never quite equal
 
 
@@ -109,9 +107,8 @@ def spelled(values, kind, sign=''):
 
 def margin_of(row, margins):
     "The difference in a row's measure that would not matter; None where nobody has named one."
-    if row['kind'] == 'nats':
-        return MARGINS['answers' if row['measure'].endswith(' log_prob') else 'text']
-    return MARGINS['points'] if row['kind'] == 'share' else margins.get(row['measure'])
+    margin = UNITS[row['kind']].margin
+    return margins.get(row['measure']) if margin is None else margin
 
 
 def paired(rows, others):

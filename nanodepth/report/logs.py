@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 from nanodepth.common.errors import Refused
+from nanodepth.common.files import read_run
 from nanodepth.report.tables import groups_of, run_names
 from nanodepth.train import read_log
 
@@ -24,7 +25,8 @@ def read_groups(folders):
     paths = run_names(folders)
     logs = {}
     for name, group in groups_of(paths).items():
-        logs.setdefault(group, []).append(log_of(paths[name]))
+        seed = (read_run(paths[name]).get('config') or {}).get('seed', 0)
+        logs.setdefault(group, []).append([line | dict(seed=seed) for line in log_of(paths[name])])
     return logs
 
 
@@ -47,11 +49,10 @@ def measured(group):
     seen = [{line['step']: line for line in log if 'val_loss' in line} for log in group]
     rows = []
     for step in sorted(set(seen[0]).intersection(*seen)):
-        for seed, lines in enumerate(seen):
-            line = lines[step]
+        for line in (lines[step] for lines in seen):
             kinds = {kind: result.get('loss' if kind == 'text' else 'accuracy', math.nan)
                      for kind, result in line.get('kinds', {}).items()}
-            rows.append(dict(seed=seed, step=step, tokens=line.get('tokens', 0),
+            rows.append(dict(seed=line.get('seed', 0), step=step, tokens=line.get('tokens', 0),
                              flops=seen[0][step]['flops'], layers=line.get('n_layer', 0),
                              minutes=line.get('seconds', 0) / 60,
                              loss=line['val_loss'], **kinds))

@@ -1,4 +1,4 @@
-"""Every picture: rows of numbers in, PNG out. A picture is a grid of panels, and a panel holds a
+"""Pictures of rows of numbers. A picture is a grid of panels, and a panel holds a
 heat map or curves. A curve is the mean over the seeds, with a shade from the lowest to the highest.
 Usage: show(path, draw_runs, {'baseline': [log_of('out/baseline')]})
 """

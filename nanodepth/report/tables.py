@@ -27,11 +27,12 @@ class Unit(NamedTuple):
     factor: int             # from a score to what is written
     digits: str
     less_is_better: bool
+    margin: float | None    # a difference, as it is written, that would not matter
 
 
-# of a loss, of right answers, and of any other number
-UNITS = dict(nats=Unit('nats', 1, '.3f', True), share=Unit('%', 100, '.1f', False),
-             score=Unit('', 1, '.3g', False))
+# of a loss, of a right answer, of how many are right, and of any other number
+UNITS = dict(nats=Unit('nats', 1, '.3f', True, 0.02), log_prob=Unit('nats', 1, '.3f', False, 0.05),
+             share=Unit('%', 100, '.1f', False, 5.0), score=Unit('', 1, '.3g', False, None))
 
 
 class Score(NamedTuple):

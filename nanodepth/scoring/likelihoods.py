@@ -124,7 +124,7 @@ def picked_logits(model, tokens, mask):
 def fills_up(model):
     "May a row be filled up behind its end? Not where a solver looks at all tokens of a row."
     if is_ours(model):
-        return not any(window.mixes_tokens for window in windows_of(model))
+        return not any(getattr(window, 'mixes_tokens', False) for window in windows_of(model))
     module = getattr(model, 'model', None)
     loop = None if module is None else loop_of(module)
     return loop is None or not loop.step.mixes_tokens

@@ -84,7 +84,7 @@ def right_and_log_prob(model_like, tokenizer, examples, **options):
         right = [math.nan] * len(examples)
     log_probs = [v[e.answer].item() for v, e in zip(values, examples)]
     return (of_answers(right, 1 / len(examples[0].options)),
-            Score('nats', mean(log_probs), error_of(log_probs), log_probs))
+            Score('log_prob', mean(log_probs), error_of(log_probs), log_probs))
 
 
 # --------------------------------------------------------------------------------------------- data

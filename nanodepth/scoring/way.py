@@ -76,7 +76,7 @@ def read_way(options):
 
 
 class Way:
-    "loop, r, or settings of wrapper.patch; nothing: the model as it is."
+    "loop, r, or settings of nanodepth.patch; nothing: the model as it is."
 
     def __init__(self, loop=None, r=None, **dials):
         self.text = loop if isinstance(loop, str) else None
