@@ -3,20 +3,20 @@
 A model is its layers and an order, such as [0, 1, 1, 2], which says what runs. A loop names a layer
 twice. Growing gives each entry of such an order a layer of its own, a copy. A retrofit trains a
 core of layers to run as often as you ask. The wrapper takes small steps through layers that never
-learned to loop. `python depth.py` tries each on puzzles, of which a row looks like this:
+learned to loop. `python depth.py` tries each on puzzles, of which a chain looks like this:
 
     w7 bw fb | ?w ?b ?f     w is 7, b stands for w, and f for b, so the answers are 7, 7 and 7:
                             behind no alias, one alias and two aliases
 
 The model gets a pair as one token, and no positions. A statement sees only itself, and a question
 sees itself and all statements of its row. So ?f finds fb in one layer, bw in the next and w7 in a
-third: each alias takes a layer, and one more reads the value. Four such chains stand in a row."""
+third: each alias takes a layer, and one more reads the value. A row has four such chains."""
 import copy
 import torch
 from torch import nn
 
 NAMES, VALUES = 36, 8       # The left side of a pair is a name or ?, the right a name or a value.
-QUESTION = NAMES            # Index 36 is ? on the left, and the first value on the right.
+QUESTION = NAMES            # Each side has a table of its own: 36 is ? on the left, a value right.
 
 
 class Block(nn.Module):
@@ -30,7 +30,7 @@ class Block(nn.Module):
 
     def forward(self, x):
         asks = torch.arange(x.shape[1]) >= x.shape[1] // 2      # a row's second half are questions
-        sees = (asks[:, None] & ~asks) | torch.eye(len(asks), dtype=torch.bool)    # or itself
+        sees = (asks[:, None] & ~asks) | torch.eye(len(asks), dtype=torch.bool)    # and itself
         heads = self.qkv(self.norm(x)).unflatten(-1, (3, -1, 32))               # (B, T, 3, H, 32)
         q, k, v = heads.permute(2, 0, 3, 1, 4)                                  # (B, H, T, 32) each
         y = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=sees)
@@ -118,7 +118,7 @@ def puzzles(rows, aliases):
 
 
 def train(model, steps, tasks, rate=4e-3):
-    "Each step draws a task: (how many aliases, the order that runs)."
+    "Each step draws a task, (how many aliases, an order), and sets the model's order to that one."
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0)
     for step in range(steps):
         rise, fall = (step + 1) / 50, 3 * (1 - step / steps)    # 50 steps up, the last third down
