@@ -111,7 +111,7 @@ class Memory:
         if (self.kind in ('none', 'exact') and not self.ours
                 and any(fixed(slot) for slot in self.layers[self.first:self.end])):
             raise Refused(f'cache={self.kind!r} needs a KV cache that grows; with one of a fixed '
-                          'length there are: first, last, last_eval')
+                          'length there are: first, natural, last, last_eval')
         if self.kind == 'exact' and not self.ours:
             self.add_slots()
 
