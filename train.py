@@ -56,6 +56,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from numpy.lib.stride_tricks import sliding_window_view
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
@@ -978,8 +979,11 @@ def wrap(here, model):
     # Without find_unused_parameters DDP sorts its buckets anew after the first step: on three
     # processes or more a resumed run would add gradients in another order.
     with warnings.catch_warnings(action='ignore', category=FutureWarning):      # DDP's own
-        return DistributedDataParallel(model, find_unused_parameters=True, broadcast_buffers=False,
-                                       gradient_as_bucket_view=True)
+        wrapped = DistributedDataParallel(model, find_unused_parameters=True,
+                                          broadcast_buffers=False, gradient_as_bucket_view=True)
+    # By itself DDP would multiply by 1/3 in the first step, and divide by 3 in all later ones.
+    wrapped.register_comm_hook(None, allreduce_hook)
+    return wrapped
 
 
 # ------------------------------------------------------------------------------- where a run begins
