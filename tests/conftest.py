@@ -54,9 +54,12 @@ def pytest_collection_finish():
 
 
 @pytest.fixture(autouse=True)
-def no_pictures(request, monkeypatch):
+def no_pictures_and_no_look_around(request, monkeypatch):
     monkeypatch.setattr(train, 'backward', train.backward)      # what `at_step` changes ends here
     BROUGHT.clear()             # of --classes in another test
+    if sys.modules.get('lm_eval'):      # it asks pip and the compilers what they are: a second each
+        import lm_eval.evaluator
+        monkeypatch.setattr(lm_eval.evaluator, 'add_env_info', lambda results: None)
     if 'pictures' not in request.fixturenames:
         monkeypatch.setattr(plot, 'show', lambda *_: None)
         monkeypatch.setattr(train, 'draw', lambda *_: None)
@@ -192,14 +195,6 @@ def write_noise(folder, kinds, length=8000):
     for split in ('train', 'val'):
         write_dataset(folder, split, 'bytes', rng.integers(97, 123, length), kinds=kinds,
                       marks=np.where(n % 5 == 0, 128 + len(kinds), 128 + rest if rest else 0))
-
-
-@pytest.fixture(autouse=True)
-def no_look_around(monkeypatch):
-    "lm-eval asks pip and the compilers what they are, a second each time: not in tests."
-    if 'lm_eval' in sys.modules and sys.modules['lm_eval'] is not None:
-        import lm_eval.evaluator
-        monkeypatch.setattr(lm_eval.evaluator, 'add_env_info', lambda results: None)
 
 
 def planned_flops(*argv):

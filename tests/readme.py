@@ -22,21 +22,18 @@ TEXTS = 'README.md', 'docs/COURSE.md', 'docs/CHECKPOINT.md'
 
 
 def lines(text):
-    "[(a line of a shell block, or a whole Python block; its comment)], in order."
-    found = []
+    "{a line of a shell block, or a whole Python block: its comment}, in order."
+    found = {}
     for kind, block in re.findall(r'```(sh|python)\n(.*?)```', text, flags=re.S):
-        if kind == 'sh':
-            split = (line.partition('  #') for line in block.splitlines() if line.strip())
-            found += [(line.strip(), comment.strip()) for line, _, comment in split]
-        elif 'import' in block:
-            found.append((block, ''))
+        if kind == 'python' and 'import' in block:
+            found[block] = ''
+        for line in block.splitlines() if kind == 'sh' else []:
+            line, comment = (part.strip() for part in f'{line}  #'.split('  #')[:2])
+            is_setup = line.startswith(('make ', 'pip', 'source', 'python3 -m venv', '.venv'))
+            is_elsewhere = comment.startswith(('GPUs', 'one GPU')) or '(a network)' in comment
+            if line and not is_setup and not is_elsewhere:
+                found[line] = comment
     return found
-
-
-def left_out(line, comment):
-    return (line.startswith(('make ', 'pip', 'source', 'python3 -m venv', '.venv'))
-            or '(a network)' in comment
-            or comment.startswith(('GPUs', 'one GPU')))
 
 
 def run(line, folder):
@@ -49,25 +46,19 @@ def run(line, folder):
     return done.returncode, (done.stdout.strip().splitlines() or [''])[-1]
 
 
-def main():
-    # a line that stands in both texts is run once
-    todo = dict(each for text in TEXTS for each in lines((ROOT / text).read_text())).items()
-    only = ''.join(sys.argv[1:])
+def main(only=''):
     folder, failed = Path(tempfile.mkdtemp()) / 'clone', 0
     subprocess.run(['git', 'clone', '-q', ROOT, folder], check=True)
-    (folder / 'out').mkdir()
-    (folder / 'out/smollm2').symlink_to(ROOT / 'out/smollm2')
-    for made in ('data/evals/questions', 'data/pydoc'):
+    for made in ('data/evals/questions', 'data/pydoc', 'out/smollm2'):
         shutil.copytree(ROOT / made, folder / made, dirs_exist_ok=True)
     (folder / 'notes').mkdir()
     for path in ROOT.glob('docs/*.md'):
         shutil.copy(path, folder / 'notes' / f'{path.stem}.txt')
-    for line, comment in todo:
-        if left_out(line, comment) or not re.search(only, line):
+    for line, comment in lines(''.join((ROOT / text).read_text() for text in TEXTS)).items():
+        if not re.search(only, line):
             continue
-        line = 'python train.py config/lidas.py' if line == 'make' else line
         began = time.monotonic()
-        code, said = run(line, folder)
+        code, said = run('python train.py config/lidas.py' if line == 'make' else line, folder)
         print(f'{time.monotonic() - began:6.0f} s  {line.splitlines()[0]}   # {comment}',
               flush=True)
         if code:
@@ -78,4 +69,4 @@ def main():
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))

@@ -1,18 +1,10 @@
-"""probe.py: which layers a model really uses, by taking them away.
-
-Promised: effects and the depth score against a slow form of one boundary and one sublayer at a time
-and on a model whose effects are known; what does nothing scores nothing; interventions leave what
-stands before them, and the model, as they were; norms and cosines by hand; orders by hand; the
-tuned lens, which is the model at its last depth, learns by one depth at a time, and belongs to it.
-"""
-
+"probe.py: which layers a model really uses, by taking them away; and the tuned lens."
 import pytest
 import torch
 from conftest import restored
 
 from nanodepth import probe
 from nanodepth.grow import lidas, untie
-from nanodepth.loop import repeat_block
 from nanodepth.probe import block_similarity, depth_score, future_effects, residual_norms
 from nanodepth.model import Refused
 from nanodepth.retrofit import surgery
@@ -104,23 +96,19 @@ def test_what_does_nothing_scores_nothing(tiny):
     model, t = tiny(n_layer=4), tokens()
     for layer in (model.layers[1], model.layers[3]):
         layer.attn.o.weight.zero_(), layer.mlp.down.weight.zero_()
-    # behind layer 2 nothing carries its result on
     with restored(model):
+        # behind layer 2 nothing carries its result on
         assert (depth_score(model, t)[1] > 0).tolist() == [True, False, False, False]
-    for propagate in (True, False):
-        with restored(model):
+        for propagate in (True, False):
             matrix = future_effects(model, t, propagate=propagate)
-        assert matrix[1].abs().max() == 0 and matrix[0, 2] > 0 and not matrix.isnan().any()
+            assert matrix[1].abs().max() == 0 and matrix[0, 2] > 0 and not matrix.isnan().any()
 
 
 def test_norms_and_cosines_by_hand(tiny):
     model, t = tiny(n_layer=3), tokens()
-    inputs, attn, mlp, _ = slow(model, t, model.order)
-    with restored(model):
-        found = residual_norms(model, t)
-    for d in range(3):
-        h, a, m = inputs[d], attn[d], mlp[d]
-        cosine = lambda u, v: (u * v).sum(-1) / u.norm(dim=-1) / v.norm(dim=-1)
+    found = residual_norms(model, t)
+    cosine = lambda u, v: (u * v).sum(-1) / u.norm(dim=-1) / v.norm(dim=-1)
+    for d, (h, a, m) in enumerate(zip(*slow(model, t, model.order)[:3])):
         for name, value in (('stream', h.norm(dim=-1)),
                             ('attn share', a.norm(dim=-1) / h.norm(dim=-1)),
                             ('mlp share', m.norm(dim=-1) / (h + a).norm(dim=-1)),
@@ -132,46 +120,35 @@ def test_norms_and_cosines_by_hand(tiny):
 
 
 def test_similarity_of_grown_layers(tiny):
-    model = untie(tiny(n_layer=4), lidas(4, 2))                              # 0 1 2 1 2 3
-    same = block_similarity(model)
+    model = untie(tiny(n_layer=4), lidas(4, 2))
     origin = torch.tensor([0, 1, 2, 1, 2, 3])
-    copies = origin[:, None] == origin
+    copies, same = origin[:, None] == origin, block_similarity(model)
     assert (same[copies] > 0.999).all() and (same[~copies].abs() < 0.2).all()
-    blocks = block_similarity(model, 2)
-    flat = [torch.cat([p.flatten() for i in pair for p in model.layers[i].mlp.parameters()])
-            for pair in ((0, 1), (2, 3), (4, 5))]
-    by_hand = torch.cosine_similarity(flat[0], flat[1], dim=0)
-    assert blocks[0, 1].item() == pytest.approx(by_hand.item(), abs=1e-5)
+    flat = [torch.cat([p.flatten() for p in layer.mlp.parameters()]) for layer in model.layers]
+    by_hand = torch.cosine_similarity(torch.cat(flat[:2]), torch.cat(flat[2:4]), dim=0).item()
+    assert block_similarity(model, 2)[0, 1].item() == pytest.approx(by_hand, abs=1e-5)
 
 
-def test_recurrent_and_looped_models_by_unrolled_depth(tiny):
+def test_recurrent_models_by_unrolled_depth(tiny):
     parent, t = tiny(n_layer=4), tokens()
     model = surgery(parent, '1-2-1', r=2, inject='linear')
-    for p in model.adapter.parameters():
-        torch.nn.init.normal_(p, std=0.2)
-    score, per_layer = depth_score(model, t)
-    assert per_layer.shape == (6,) and (per_layer[:5] > 0).all() and 0 < score < 5
+    torch.nn.init.normal_(model.adapter.weight, std=0.2)
     late = (torch.arange(9) > 2)[:, None]
     hidden = model.hidden(t, tap=lambda depth, part, x, u: u * late if depth == 3 else u)
     by_hand = model.head(model.norm(hidden)).softmax(-1)
-    change = (by_hand - model(t).softmax(-1)).norm(dim=-1)[:, 3:].amax(1).mean()
-    assert depth_score(model, t, boundaries=[2])[1][3].item() == pytest.approx(change.item(),
-                                                                               abs=1e-5)
+    change = (by_hand - model(t).softmax(-1)).norm(dim=-1)[:, 3:].amax(1).mean().item()
+    _, per_layer = depth_score(model, t, boundaries=[2])
+    assert per_layer.shape == (6,) and per_layer[3].item() == pytest.approx(change, abs=1e-5)
     # r = 1, the adapter as it begins: the parent
     once = surgery(parent, '1-3-0', r=1)
-    with pytest.raises(Refused, match='behind an adapter .* no contribution to take out'):
-        future_effects(model, t, propagate=False)
-    for a, b in ((depth_score(once, t)[1], depth_score(parent, t)[1]),
-                 (future_effects(once, t), future_effects(parent, t))):
-        assert torch.allclose(a, b, atol=1e-6)
+    assert torch.allclose(future_effects(once, t), future_effects(parent, t), atol=1e-6)
 
 
 @pytest.mark.parametrize('change, start, length, expected', [
     (probe.swap_blocks, 1, 2, [0, 3, 4, 1, 2, 5]), (probe.swap_blocks, 0, 1, [1, 0, 2, 3, 4, 5]),
     (probe.skip_blocks, 2, 3, [0, 1, 5]),
     (probe.reverse_block, 1, 4, [0, 4, 3, 2, 1, 5]),
-    (probe.reverse_block, 0, 1, [0, 1, 2, 3, 4, 5]),
-    (repeat_block, 1, 2, [0, 1, 2, 1, 2, 3, 4, 5])])
+    (probe.reverse_block, 0, 1, [0, 1, 2, 3, 4, 5])])
 def test_orders(change, start, length, expected):
     order = list(range(6))
     assert change(order, start, length) == expected and order == list(range(6))
@@ -179,81 +156,58 @@ def test_orders(change, start, length, expected):
 
 def test_sweeps_over_orders(tiny):
     model, look = tiny(n_layer=3), lambda model: dict(order=tuple(model.order))
-    with restored(model):
-        rows = probe.order_sweep(model, look, probe.skip_blocks, (1, 3))
+    rows = probe.order_sweep(model, look, probe.skip_blocks, (1, 3))
+    assert model.order == [0, 1, 2]
     assert [row['order'] for row in rows] == [(0, 1, 2), (1, 2), (0, 2), (0, 1)]
 
 
-def test_what_cannot_be_looked_at(tiny):
+def test_where_there_is_no_one_effect_of_a_layer(tiny):
+    "A Window has no one update; behind an adapter is no sum of them; fresh noise has effects, too."
     model, t = tiny(), tokens()
-    assert probe.pick_boundaries(32) == range(31) and len(probe.pick_boundaries(33)) == 16
-    for boundaries in ([8], [-1]):          # a boundary has tokens behind it
-        with pytest.raises(AssertionError):
-            depth_score(model, t, boundaries=boundaries)
-    with pytest.raises(AssertionError):
-        probe.swap_blocks(range(6), 3, 2)
-    with pytest.raises(AssertionError):
-        block_similarity(model, 3)
-    with pytest.raises(AssertionError):
-        future_effects(model, t, part='mpl')
-
-
-@pytest.mark.parametrize('look', [depth_score, future_effects, residual_norms])
-def test_a_window_has_no_one_update(tiny, look):
-    model, t = tiny(), tokens()
-    with looped(model, (1, 2)), pytest.raises(Refused, match='no one update of them'):
-        look(model, t)
-
-
-def test_effects_behind_fresh_noise_are_refused(tiny):
-    "They would be the noise's, too."
-    model, t = surgery(tiny(), '1-2-1', r=2, fresh=True), tokens()
+    recurrent, fresh = surgery(model, '1-2-1', r=2), surgery(model, '1-2-1', r=2, fresh=True)
+    for look in (depth_score, future_effects, residual_norms):
+        with looped(model, (1, 2)), pytest.raises(Refused, match='no one update of them'):
+            look(model, t)
+    with pytest.raises(Refused, match='behind an adapter .* no contribution to take out'):
+        future_effects(recurrent, t, propagate=False)
     for look in (depth_score, future_effects):
         with pytest.raises(Refused, match='begins with fresh noise'):
-            look(model, t)
+            look(fresh, t)
+    for boundary in (8, -1):            # a boundary has tokens behind it
+        with pytest.raises(AssertionError):
+            depth_score(model, t, boundaries=[boundary])
+    assert probe.pick_boundaries(32) == range(31) and len(probe.pick_boundaries(33)) == 16
 
 
 @pytest.fixture
 def looped_model(tiny):
-    with torch.enable_grad():
-        yield tiny(vocab_size=257, n_layer=4, order=[0, 1, 2, 1, 3])
+    return tiny(vocab_size=257, n_layer=4, order=[0, 1, 2, 1, 3])
 
 
-@pytest.fixture
-def loader(data):
-    return Rows(data, 8, 16, 'train')
-
-
-def test_before_training_it_is_the_logit_lens_and_the_last_depth_is_the_model(looped_model, loader):
-    t = loader.batch(0)[0]
-    lens = TunedLens(5, 32)
-    for a, b in zip(quality(looped_model, lens, t), quality(looped_model, None, t)):
-        assert torch.equal(a, b)
+def test_before_training_it_is_the_logit_lens_and_the_last_depth_is_the_model(looped_model):
+    t, lens = tokens(), TunedLens(5, 32)
     kl, overlap = quality(looped_model, lens, t)
-    assert kl.shape == (5,) and kl[-1] == 0 and (kl[:-1] > 0.01).all()
-    assert overlap[-1] == 1 and (overlap[:-1] < 1).all()
+    for a, b in zip((kl, overlap), quality(looped_model, None, t)):
+        assert torch.equal(a, b)
+    assert kl[-1] == 0 and overlap[-1] == 1
     assert torch.allclose(exit_at(looped_model, 4, lens)(t), looped_model(t), atol=1e-6)
-    stream = looped_model.run(looped_model.embed(t), [0, 1, 2])
-    by_hand = looped_model.head(looped_model.norm(stream))
-    assert torch.allclose(exit_at(looped_model, 2)(t), by_hand, atol=1e-6)
+    early = looped_model.head(looped_model.norm(looped_model.run(looped_model.embed(t), [0, 1, 2])))
+    assert torch.allclose(exit_at(looped_model, 2)(t), early, atol=1e-6)
+    # divergence and overlap by hand
+    p, q = looped_model(t).softmax(-1), early.softmax(-1)
+    divergence = (p * (p.log() - q.log())).sum(-1).mean().item()
+    assert kl[2].item() == pytest.approx(divergence, abs=1e-5)
+    shared = [len({*a.topk(5).indices.tolist()} & {*b.topk(5).indices.tolist()}) / 5
+              for a, b in zip(p.flatten(0, 1), q.flatten(0, 1))]
+    assert overlap[2].item() == pytest.approx(sum(shared) / len(shared), abs=1e-6)
 
 
-def test_divergence_and_overlap_by_hand(looped_model, loader):
-    t = loader.batch(0)[0][:2]
-    early, final = exit_at(looped_model, 1)(t), looped_model(t)
-    p, q = final.softmax(-1), early.softmax(-1)
-    kl, overlap = quality(looped_model, None, t)
-    assert kl[1].item() == pytest.approx((p * (p.log() - q.log())).sum(-1).mean().item(), abs=1e-5)
-    shared = [len(set(a.topk(5).indices.tolist()) & set(b.topk(5).indices.tolist())) / 5
-              for a, b in zip(early.flatten(0, 1), final.flatten(0, 1))]
-    assert overlap[1].item() == pytest.approx(sum(shared) / len(shared), abs=1e-6)
-
-
-def test_one_depth_at_a_time_is_all_at_once(looped_model, loader):
+@torch.enable_grad()
+def test_one_depth_at_a_time_is_all_at_once(looped_model, data):
     "Against the sum of all depths' divergences in one backward pass; the model stays as it is."
-    lens = TunedLens(5, 32)
+    lens, loader = TunedLens(5, 32), Rows(data, 8, 16, 'train')
     with restored(looped_model):
-        mine = train_lens(looped_model, loader, 3, lr=1e-2)
+        trained = train_lens(looped_model, loader, 3, lr=1e-2)
     optimizer = torch.optim.Adam(lens.parameters(), lr=1e-2)
     for step in range(3):
         streams = lens_file.streams_behind(looped_model, loader.batch(step)[0])
@@ -265,5 +219,5 @@ def test_one_depth_at_a_time_is_all_at_once(looped_model, loader):
         loss.backward()
         optimizer.param_groups[0]['lr'] = 1e-2 * (1 - step / 3)
         optimizer.step()
-    for a, b in zip(mine.parameters(), lens.parameters()):
+    for a, b in zip(trained.parameters(), lens.parameters()):
         assert torch.allclose(a, b, atol=1e-5) and a.abs().sum() > 0

@@ -1,17 +1,16 @@
 "train.py: a step of training is what the plan says, and costs what the plan says."
 import contextlib
-import dataclasses
 import json
 import math
 import re
-import typing
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from conftest import at_step, flags, log_of, ranks, refused, ROOT, same, stop_at, weights_of
+from conftest import at_step, flags, log_of, ranks, ROOT, same, stop_at, weights_of
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from nanodepth.grow import GROWTH, prop_schedule, untie
 from nanodepth.loop import parse_loop
@@ -20,13 +19,11 @@ from nanodepth.models.checkpoint import load_model
 from nanodepth.retrofit import recurrence_curriculum, sample_recurrence
 from nanodepth.text.loader import Rows
 from nanodepth.text.tokens import write_dataset
-from nanodepth.train import (AHEAD, FREE, Config, Loader, Muon, load, make_optimizers, plan, read,
+from nanodepth.train import (Config, Loader, Muon, load, make_optimizers, plan, read,
                              stages, train, validate)
 
 CONFIGS = sorted(path.stem for path in ROOT.glob('config/*.py')
                  if not path.stem.startswith('compare_'))
-
-# ------------------------------------------------------------------------------------------ plan
 
 
 def by_hand(c, start, step):
@@ -60,9 +57,12 @@ def by_hand(c, start, step):
             'cooldown_data' if cool else 'data', since if cool else step, r, depth)
 
 
-@pytest.mark.parametrize('name', CONFIGS)
+@pytest.mark.parametrize('name', [*CONFIGS, 'a loop and other data in the cool-down'])
 def test_every_step_of_every_config(name):
-    c = read(Config, [f'config/{name}.py'])
+    if name in CONFIGS:
+        c = read(Config, [f'config/{name}.py'])
+    else:
+        c = Config(grow='midas', cooldown_loop='3-2x2-3', cooldown_data='x')
     start = 6 if c.recurrence else 8 if c.init_from else None
     if c.recurrence:        # the rest is the core's
         c.backprop_depth = c.backprop_depth or 8
@@ -74,56 +74,25 @@ def test_every_step_of_every_config(name):
         assert tuple(plan(c, step, start)) == by_hand(c, start, step), step
 
 
-def test_the_plan_reads_the_settings_that_it_answers_for_and_no_others():
-    "But for the seed, which r is drawn by, and init_from, whose model grows once."
-    names = set()
-
-    class Watched:
-        def __init__(self, config):
-            self.config = config
-
-        def __getattr__(self, name):
-            names.add(name)
-            return getattr(self.config, name)
-    for c, start in ((Config(grow='lidas', cooldown_loop='3-2x2-3', cooldown_data='x'), None),
-                     (Config(n_layer=2, loop='2x4'), None),
-                     (Config(init_from='x', recurrence=3, backprop_depth=8), 6)):
-        for step in (0, 100, 599):
-            plan(Watched(c), step, start)
-    assert names == {*AHEAD, 'seed', 'init_from'}
-    assert AHEAD | FREE <= {field.name for field in dataclasses.fields(Config)}
-
-
-def test_a_config_names_every_operator():
-    hint = typing.get_type_hints(Config)['grow']
-    assert {*typing.get_args(typing.get_args(hint)[0])} == {*GROWTH}
-
-# ------------------------------------------------------------------------------------------ loop
-
-
 def test_a_run_learns_and_leaves_its_files(config):
     c = config(steps=40, decay_steps=10, lr=1e-2, eval_every=20)
     train(c)
-    log = log_of(c)
+    log, model = log_of(c), load_model(c.out_dir)
     assert [line['step'] for line in log] == list(range(41))
     losses = [line['val_loss'] for line in log if 'val_loss' in line]
     assert len(losses) == 3 and losses[-1] < losses[0] - 1
     assert abs(losses[0] - math.log(257)) < 0.1
     last = log[-1]
-    model = load_model(c.out_dir)
-    assert (last['tokens'] == 40 * 64 and last['flops'] == 40 * 64 * model.flops_per_token()
-            and last['n_layer'] == 2)
-    assert {'lr', 'loss', 'tokens_per_s', 'grad_norm'} <= set(last)
-    seconds = [line['seconds'] for line in log]
-    assert seconds == sorted(seconds)
-    x, y, _ = Loader(c, c.data, seed=c.seed).batch(0)       # of the first step
-    train(dataclasses.replace(c, out_dir=f'{c.out_dir}-0', steps=1, warmup_steps=0, decay_steps=1,
-                              lr=0.0))
-    first = load_model(f'{c.out_dir}-0')
-    assert log[1]['loss'] == pytest.approx(first(x, y).item(), rel=1e-5)
+    assert last['tokens'] == 40 * 64 and last['flops'] == 40 * 64 * model.flops_per_token()
+    assert {'lr', 'tokens_per_s', 'grad_norm', 'seconds'} <= set(last)
     assert 0 <= last['kinds']['fifth']['accuracy'] <= 1
     about = json.loads((Path(c.out_dir) / 'run.json').read_text())
     assert about['tokenizer'] == 'bytes' and about['config']['lr'] == 1e-2
+    # the loss of the first step is that of its batch, before any update
+    train(config('first', steps=1, warmup_steps=0, decay_steps=1, lr=0.0))
+    x, y, _ = Loader(c, c.data, seed=c.seed).batch(0)
+    first = load_model(config('first').out_dir)
+    assert log[1]['loss'] == pytest.approx(first(x, y).item(), rel=1e-5)
 
 
 def test_a_checkpoint_grows_once(config):
@@ -148,28 +117,24 @@ GROW = dict(grow='lidas', grow_block=1, n_layer=4, steps=30, decay_steps=5)
 
 def test_growth_happens_when_the_plan_says_and_is_logged(config, capsys):
     c = config(**GROW, keep_stages=True)
-    assert [(step, n) for step, _, n in stages(c)] == [(0, 1), (2, 2), (7, 3), (14, 4)]
     train(c)
     log = log_of(c)
     assert [line['n_layer'] for line in log] == [1] * 3 + [2] * 5 + [3] * 7 + [4] * 16
-    assert [line['step'] for line in log if 'grown' in line] == [3, 8, 15]
-    for line in log:
-        if 'grown' in line:
-            assert line['grown']['before'] != line['grown']['after']
+    grown = {line['step'] - 1: line['grown'] for line in log if 'grown' in line}
+    assert [*grown] == [2, 7, 14]
     costs = [LM(ModelConfig(n_layer=n, n_embd=32, n_head=2, context=16)).flops_per_token()
              for n in (1, 2, 3, 4)]
     assert log[-1]['flops'] == 64 * (2 * costs[0] + 5 * costs[1] + 7 * costs[2] + 16 * costs[3])
     said = re.search(r'([\d.e+]+) training FLOPs, ([\d.]+)% less', capsys.readouterr().out)
     saved = 100 * (1 - log[-1]['flops'] / (30 * 64 * costs[3]))
     assert float(said[2]) == pytest.approx(saved, abs=0.05)
-    assert len(load_model(c.out_dir).layers) == 4
     # keep_stages: each model as it was before it grew
-    grown = [line['grown']['before'] for line in log if 'grown' in line]
     val = Rows(c.data, c.batch_size, c.context)
-    for step, n, before in zip((2, 7, 14), (1, 2, 3), grown, strict=True):
+    for n, (step, event) in enumerate(grown.items(), 1):
         stage = load_model(f'{c.out_dir}/ckpt-{step}.pt')
-        assert len(stage.layers) == n
-        assert validate(stage, val, c.eval_batches)['val_loss'] == pytest.approx(before, abs=1e-6)
+        assert len(stage.layers) == n and event['before'] != event['after']
+        loss = validate(stage, val, c.eval_batches)['val_loss']
+        assert loss == pytest.approx(event['before'], abs=1e-6)
 
 
 SMALLER = GROW | dict(batch_size=6, steps=12, decay_steps=2)
@@ -178,11 +143,9 @@ CORE = dict(optimizer='adamw', steps=3, warmup_steps=0, decay_steps=1, curriculu
 ALIKE = dict(       # a run's settings, what a second run has otherwise, its processes, how near
     growing_in_pieces=(SMALLER, dict(grad_accum=3), 2, 1e-4),
     growing_in_three=(SMALLER, {}, 3, 1e-4),
-    masked_in_pieces=(MASKED, dict(grad_accum=2), 1, 1e-5),
     masked_row_by_row=(MASKED, dict(grad_accum=4), 1, 1e-5),
     masked_in_two=(MASKED, {}, 2, 1e-5),
-    a_core_in_pieces=(CORE, dict(grad_accum=2), 1, 1e-5),
-    a_core_in_two=(CORE, {}, 2, 1e-5),
+    a_core_in_two_with_pieces=(CORE, dict(grad_accum=2), 2, 1e-5),
     half=(dict(steps=4, warmup_steps=0, decay_steps=1, dtype='bfloat16'), {}, 2, 1e-3),
     measured_and_logged=(dict(eval_every=1), dict(eval_every=100, log_every=100, save_every=100),
                          1, 0))
@@ -235,16 +198,6 @@ def test_a_step_that_is_not_finite_leaves_the_weights_before_it(config, at, save
     assert same(weights_of(good), weights_of(c))
 
 
-def test_a_step_that_no_gpu_holds_is_a_line(config, capsys):
-    def too_large(loss):
-        raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 6.00 GiB')
-    at_step(1, too_large)
-    said = refused(capsys, 'train', *flags(config()))
-    assert 'a higher --grad_accum' in said and 'a lower --batch_size' in said
-
-# ---------------------------------------------------------------------- functions of a config
-
-
 @pytest.fixture
 def own(config, tmp_path):
     "own(text of a config, name of the run): a small run with its settings and functions."
@@ -269,18 +222,17 @@ def test_a_growth_of_ones_own(own):
         stream = c.metric(model.eval(), Loader(c, c.data, 'val'))['stream'].item()
     assert log_of(c)[-1]['stream'] == pytest.approx(stream)
     in_json = json.loads((Path(c.out_dir) / 'run.json').read_text())['config']
-    assert saved['config']['init'] == grown['init'] == in_json['init']
     for name in ('grow', 'init', 'metric'):
         assert re.fullmatch(name + ' [0-9a-f]{12}', in_json[name])
+        assert saved['config'][name] == in_json[name]
     with pytest.raises(Refused, match='the log has a passes already'):
         train(own(text.replace('dict(stream=', 'dict(passes='), 'new', n_layer=4))
-    # a resume: another metric will do, another beginning of copies or another order will not
+    # a resume: another metric will do, and an operator that gives the same order
     for before, after, words in (
             ('dict(stream=', 'dict(size=', None),
+            ('range(n_layer - block, n_layer)', 'range(block)', None),
             ('old):\n', 'old):\n    pass\n', 'holds a run with init=init '),
-            ('range(n_layer - block, n_layer)', 'range(block)', None),     # the same order here
             ('[*range(n_layer), *range(n_layer - block, n_layer)]', '[0, 1, 1, 1]', 'grow=grow ')):
-        assert before in text
         with pytest.raises(Refused, match=words) if words else contextlib.nullcontext():
             train(own(text.replace(before, after), n_layer=4))
 
@@ -293,32 +245,9 @@ def test_a_metric_sees_the_rows_of_all_processes(config, tmp_path):
 
 
 OWN = '''
-from model import Step
-
-
-class Again(Step):
-    part = 1
-
-    def __init__(self, items, times=2):
-        super().__init__(items)
-        self.times = times
-
-    def settings(self):
-        return dict(times=self.times)
-
-    @property
-    def repeated(self):
-        return self.items * self.times
-
-    def __call__(self, model, x, depth, **how):
-        return model.run(x, self.repeated, depth, **how)
-
-    def unrolled(self, r=None):
-        return super().unrolled(r) * self.times
-
 
 n_layer = 4
-order = [0, Again([1, Again([2], 3)]), 3]
+order = [0, Again([1, Again([2], 0.3)]), 3]
 
 
 def lr_shape(c, step):
@@ -332,28 +261,34 @@ def optimizer(model, c):
 
 
 def test_a_config_may_hold_steps_a_rate_and_an_optimizer(own, capsys):
-    whole, c = own(OWN, 'whole'), own(OWN)
+    "The Step is the one that docs/EXTEND.md writes."
+    docs = (ROOT / 'docs/EXTEND.md').read_text()
+    text = re.search(r'```python\n(# again\.py\n.*?)```', docs, flags=re.S)[1] + OWN
+    whole, c = own(text, 'whole'), own(text)
     train(whole)
     assert 'functions of the config: lr_shape, optimizer' in capsys.readouterr().out
     stop_at(5)
     train(c)
-    train(own(OWN))
+    train(own(text))
     assert same(weights_of(whole), weights_of(c))
-    log = log_of(c)
-    assert log[-1]['depth'] == 10 and not any('looped' in line for line in log)
-    assert log[-1]['lr'] == 0.5 * c.lr
-    model, saved = load(c.out_dir, classes=(type(c.order[1]),))
-    assert model.unrolled() == [0, 1, 2, 2, 2, 1, 2, 2, 2, 3] and saved['step'] == 12
-    for old, new, words in (('[2], 3)', '[2], 4)', 'holds a run with order='),
-                            ('items * self', 'items[:1] * self', 'the Steps of the run in'),
-                            ('x, self.rep', 'x + 0, self.rep', 'the Steps of the run in'),
-                            ('part = 1', 'part = 2', 'the Steps of the run in'),
+    last = log_of(c)[-1]
+    assert (last['step'], last['depth'], last['lr']) == (12, 8, 0.5 * c.lr)
+    Again = type(c.order[1])
+    with pytest.raises(ValueError, match=r'a Step Again: --classes=FILE.py, where its class'):
+        load_model(c.out_dir)
+    model = load_model(c.out_dir, classes=Path(c.out_dir).with_name('own.py'))
+    assert model.unrolled() == load(c.out_dir, classes=(Again,))[0].unrolled()
+    assert model.unrolled() == [0, 1, 2, 2, 1, 2, 2, 3]
+    tokens = torch.arange(9)[None]
+    assert torch.equal(untie(model, model.order)(tokens), model(tokens))
+    for old, new, words in (('0.3', '0.4', 'holds a run with order='),
+                            ('share * (', 'share * 2 * (', 'the Steps of the run in'),
+                            ('2 * unrolled', '3 * unrolled', 'the Steps of the run in'),
                             ('c.lr)', 'c.lr * 2)', 'holds a run with optimizer=')):
+        assert old in text
         with pytest.raises(Refused, match=words):
-            train(own(OWN.replace(old, new)))
-    train(own(OWN.replace('return 0.5', 'return 1 / 2')))       # the same rates
-
-# ------------------------------------------------------------------------------------ optimizers
+            train(own(text.replace(old, new)))
+    train(own(text.replace('return 0.5', 'return 1 / 2')))       # the same rates
 
 
 @pytest.mark.parametrize('optimizer', ['muon', 'adamw'])
@@ -373,27 +308,25 @@ def test_every_parameter_has_one_optimizer(optimizer, tied):
 
 
 @pytest.mark.parametrize('optimizer, clip', [('muon', 0.01), ('muon', 0.0), ('adamw', 0.01)])
-def test_a_step_has_the_rate_of_the_plan_and_the_norm_that_is_given(config, monkeypatch, optimizer,
-                                                                    clip):
+def test_a_step_has_the_rate_of_the_plan_and_the_norm_that_is_given(config, optimizer, clip):
     "The norm is that of both optimizers' gradients together; with 0 they are left as they are."
-    taken = {Muon: [], torch.optim.AdamW: []}       # of each step: (the rate, the squares' sum)
-    for kind in taken:
-        def noted(self, closure=None, step=kind.step):
-            grads = [p.grad.flatten() for group in self.param_groups for p in group['params']]
-            taken[type(self)].append((self.param_groups[0]['lr'],
-                                      torch.cat(grads).square().sum().item()))
-            return step(self)
-        monkeypatch.setattr(kind, 'step', noted)
+    rates, squares = {Muon: [], torch.optim.AdamW: []}, [0] * 8
+
+    def note(optimizer, *_):
+        its = rates[type(optimizer)]
+        for group in optimizer.param_groups:
+            squares[len(its)] += sum(p.grad.square().sum().item() for p in group['params'])
+        its.append(group['lr'])
+    hook = register_optimizer_step_pre_hook(note)
     c = config(steps=8, warmup_steps=3, optimizer=optimizer, lr=2e-3, grad_clip=clip,
                adamw_lr=5e-4 if optimizer == 'muon' else None)
     train(c)
-    assert len(taken[Muon]) == (8 if optimizer == 'muon' else 0)
-    for kind, peak in ((torch.optim.AdamW, c.adamw_lr or c.lr), (Muon, c.lr)):
-        rates = [rate for rate, _ in taken[kind]]
-        assert rates in ([], pytest.approx([peak * plan(c, step).rate for step in range(8)]))
-    squares = zip(*([square for _, square in steps] for steps in taken.values() if steps))
-    norms = [math.sqrt(sum(both)) for both in squares]
+    hook.remove()
+    shares = [plan(c, step).rate for step in range(8)]
+    assert rates[torch.optim.AdamW] == pytest.approx([(c.adamw_lr or c.lr) * x for x in shares])
+    assert rates[Muon] == pytest.approx([c.lr * x for x in shares] if optimizer == 'muon' else [])
     logged = [line['grad_norm'] for line in log_of(c) if 'grad_norm' in line]
+    norms = [math.sqrt(square) for square in squares]
     assert min(logged) > 0.01 and norms == pytest.approx([clip] * 8 if clip else logged, rel=1e-3)
 
 
@@ -424,26 +357,23 @@ def test_muon_is_torchs(adjust, monkeypatch):
 
 
 def test_adamw_star_by_hand():
-    """The authors' code, a number at a time; the third gradient is a spike, one entry never moves,
-    and of the last one the squares are smaller than that of eps."""
+    """The authors' code; the third gradient is a spike, one entry never moves, and of the last one
+    the squares are smaller than that of eps."""
     values = read(Config, ['config/adamw_star.py'])
     p = torch.nn.Parameter(torch.tensor([1.0, -2.0, 0.5, 0.3]))
     [optimizer] = values.optimizer(SimpleNamespace(parameters=lambda: [p]), values)
     for group in optimizer.param_groups:
         group.update(lr=0.1, peak=0.2, weight_decay=0.01)
-    w, m, v = [1.0, -2.0, 0.5, 0.3], None, None
-    for t, gradient in enumerate(([0.1, 0.2, 0.0, 5e-7], [0.1, -0.1, 0.0, 5e-7],
-                                  [5.0, 0.1, 0.0, 5e-7], [0.1, 0.1, 0.0, 5e-7]), 1):
-        p.grad = torch.tensor(gradient)
+    w, m, v = p.detach().double(), None, None
+    for t, first in enumerate((0.1, 0.1, 5.0, 0.1), 1):
+        p.grad = torch.tensor([first, 0.2 - 0.1 * t, 0.0, 5e-7])
         optimizer.step()
-        if t == 1:
-            m, v = list(gradient), [g * g for g in gradient]
-        m = [0.9 * a + 0.1 * g for a, g in zip(m, gradient)]
-        v = [max(0.95 * a + 0.05 * g * g, 1e-12) for a, g in zip(v, gradient)]
-        rms = math.sqrt(sum(g * g / a for g, a in zip(gradient, v)) / 4)
-        steps = [math.atan2(a, math.sqrt(b) / math.sqrt(1 - 0.95 ** t))
-                 / (max(1.0, rms) * (1 - 0.9 ** t)) for a, b in zip(m, v)]
-        if t == 1:
-            assert steps[0] == pytest.approx(2.2, abs=0.01)
-        w = [x * (1 - 0.01 * 0.1 / 0.2) - 0.1 * step for x, step in zip(w, steps)]
-        assert p.tolist() == pytest.approx(w, rel=1e-5) and (rms > 1.1) == (t == 3)
+        g = p.grad.double()
+        m = g if t == 1 else 0.9 * m + 0.1 * g
+        v = g * g if t == 1 else 0.95 * v + 0.05 * g * g
+        v = v.clamp(min=1e-12)
+        rms = (g * g / v).mean().sqrt().item()
+        steps = torch.atan2(m, v.sqrt() / math.sqrt(1 - 0.95 ** t))
+        steps /= max(1.0, rms) * (1 - 0.9 ** t)
+        w = w * (1 - 0.01 * 0.1 / 0.2) - 0.1 * steps
+        assert p.tolist() == pytest.approx(w.tolist(), rel=1e-5) and (rms > 1.1) == (t == 3)
