@@ -21,7 +21,7 @@ TEXT = ('The capital of France is Paris. In 1984,  12 x 7 is 84;\n\n    def f(x)
 # sha256 sums, as they were at a8c26fc: every number on the pages is of these
 WEIGHTS = '08587497151051bb'
 PYDOC = {'out/smollm2/pydoc.txt': '74d0773e08745aec',
-         'data/pydoc/train_000.bin': '02d34f39eb5d825a',
+         'data/pydoc/train_00000.bin': '02d34f39eb5d825a',
          'data/pydoc/val_000.bin': 'efcfe9ede6fd15cc'}
 
 

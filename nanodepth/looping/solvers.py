@@ -214,14 +214,15 @@ def pick_solver(method, K, beta=None, **options):
     "(solver(g, x) with its K and options, how often it evaluates g at most), or one line why not."
     check_choice('method', method, list(SOLVERS))
     solver = SOLVERS[method]
-    takes = list(inspect.signature(solver).parameters)[3:]
+    takes = list(inspect.signature(solver).parameters)[2:]
+    options['K'] = K
     if beta is not None:
         options['beta'] = beta
     for option in options:
         if option not in takes:
             raise Refused(f'the method {method!r} has no option {option!r}; it takes: '
-                          f'{", ".join(takes) or "none"}')
-    for name, value in dict(options, K=K).items():
+                          f'{", ".join(takes)}')
+    for name, value in options.items():
         low, high = BOUNDS.get(name, (-math.inf, math.inf))
         if isinstance(value, numbers.Real) and not low <= value <= high:
             raise Refused(f'{name}={value} must be from {low} to {high}')
@@ -230,8 +231,7 @@ def pick_solver(method, K, beta=None, **options):
     # a tolerance could end it sooner
     kept = {option: value for option, value in options.items() if option != 'tol'}
     try:
-        evaluations = Window([], solver, K, **kept).evaluations()
+        evaluations = Window([], solver, **kept).evaluations()
     except (TypeError, RuntimeError):
-        given = ', '.join(f'{option}={value!r}' for option, value in options.items())
-        raise Refused(f'the options of {method!r} are not of its kind: {given}') from None
-    return functools.partial(solver, K=K, **options), evaluations
+        raise Refused(f'the options of {method!r} are not of its kind: {options}') from None
+    return functools.partial(solver, **options), evaluations
