@@ -25,22 +25,6 @@ PYDOC = {'out/smollm2/pydoc.txt': '74d0773e08745aec',
          'data/pydoc/val_000.bin': 'efcfe9ede6fd15cc'}
 
 
-@pytest.fixture(scope='module')
-def ours():
-    return load_model(PATH).float()
-
-
-@pytest.fixture(scope='module')
-def theirs():
-    from transformers import AutoModelForCausalLM
-    return AutoModelForCausalLM.from_pretrained(PATH, dtype=torch.float32).eval()
-
-
-@pytest.fixture(scope='module')
-def tokens():
-    return torch.tensor([get_tokenizer(PATH).encode(TEXT)])
-
-
 def test_weights_and_tokens_are_what_they_were():
     from safetensors.torch import load_file
     weights = hashlib.sha256()
@@ -58,14 +42,18 @@ def test_weights_and_tokens_are_what_they_were():
 
 
 @torch.no_grad()
-def test_logits_and_greedy_text_are_those_of_transformers(ours, theirs, tokens):
+def test_logits_and_greedy_text_are_those_of_transformers():
+    from transformers import AutoModelForCausalLM
+    ours, tokenizer = load_model(PATH).float(), get_tokenizer(PATH)
+    theirs = AutoModelForCausalLM.from_pretrained(PATH, dtype=torch.float32).eval()
+    tokens = torch.tensor([tokenizer.encode(TEXT)])
     assert (ours(tokens) - theirs(tokens).logits).abs().max() < 1e-3
     prompt = tokens[:, :5]
     theirs.generation_config.eos_token_id = None        # ours goes on behind the end of a text
     text = theirs.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=40,
                            do_sample=False)
     assert torch.equal(ours.generate(prompt, 40, temperature=0), text)
-    assert get_tokenizer(PATH).decode(text[0, 5:8].tolist()).startswith(' Paris')
+    assert tokenizer.decode(text[0, 5:8].tolist()).startswith(' Paris')
 
 
 @pytest.mark.parametrize('task', ['questions_piqa', 'questions_openbookqa', 'questions_mmlu'])

@@ -8,7 +8,6 @@ number of processes, and after a kill.
 """
 import hashlib
 import json
-import math
 import multiprocessing
 import random
 import re
@@ -24,7 +23,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import BEGUN, bpe, byte_level_bpe, ROOT, save_run, write_noise
+from conftest import BEGUN, bpe, refused, ROOT, save_run, write_noise
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands.train import open_parent
@@ -59,7 +58,7 @@ def test_bytes():
     enc = get_tokenizer('bytes')
     assert enc.n_vocab == 257 and enc.eot_token == 256
     for text in TEXTS:
-        assert enc.encode(text) == list(text.encode())
+        assert enc.encode(text) == [*text.encode()]
         assert enc.decode(enc.encode(text)) == text
     for text in ('', 'aä東🙂\r\n', 'a<|endoftext|>b<|endoftext|>'):
         array = tokenizer_file.encode_as_array(enc, text, special=True)
@@ -70,31 +69,14 @@ def test_bytes():
     assert enc.encode('a<|endoftext|>', allowed_special='all') == [97, 256]
 
 
-def test_a_tokenizer_json_under_tiktokens_names(tmp_path):
-    made = byte_level_bpe(TEXTS, 700, ['<|endoftext|>', '<pad>'], digits=False)
-    made.save(str(tmp_path / 'tokenizer.json'))
-    enc = get_tokenizer(tmp_path)
-    assert enc.n_vocab == made.get_vocab_size() and enc.encode_single_token('<|endoftext|>') == 0
-    for text in TEXTS:
-        assert enc.encode(text, allowed_special='all') == made.encode(text).ids
-        assert enc.decode(enc.encode(text)) == text
-    # named in a document, a special token is plain text
-    assert 0 not in enc.encode_ordinary('x<|endoftext|>')
-
-
 # ------------------------------------------------------------------ the loader is a permutation
 
 @pytest.mark.parametrize('n', [1, 2, 3, 5, 16, 17, 1000, 4097])
-def test_permute_is_a_permutation_and_the_key_matters(n):
+def test_permute_is_a_permutation_for_ever(n):
+    "Gold values: another platform or version must see the same data in the same order."
     seen = permute(range(n), n, seed_for(0, 'test')).tolist()
     assert sorted(seen) == list(range(n))
-    if n > 100:
-        assert seen != permute(range(n), n, seed_for(1, 'test')).tolist()
-        assert abs(np.corrcoef(np.arange(n), seen)[0, 1]) < 0.1         # not a shift, not a stretch
-
-
-def test_draws_are_what_they_were():
-    "A gold value: another platform or version must see the same data in the same order."
+    assert n < 100 or abs(np.corrcoef(np.arange(n), seen)[0, 1]) < 0.1      # no shift, no stretch
     assert seed_for(0, 'epoch of dataset 0', 3) == 8554754645012042060
     assert permute(range(10), 10, 12345).tolist() == [7, 1, 9, 6, 4, 5, 8, 3, 0, 2]
 
@@ -194,28 +176,17 @@ def windows(loader, numbers, d=0):
     return loader.datasets[d].read(np.array(numbers))
 
 
-def test_bad_data_is_not_read(tmp_path):
-    folder = make(tmp_path / 'd', 500)
-    with pytest.raises(FileNotFoundError, match='nowhere'):
-        Rows(tmp_path / 'nowhere', 4, 8)
-    assert 'data/smollm/prepare.py (' in how_to_prepare(ROOT / 'data/smollm/nowhere')
-    assert 'data/text/prepare.py FILES' in how_to_prepare(tmp_path / 'nowhere')
-    (folder / 'train_000.bin').write_bytes((folder / 'train_000.bin').read_bytes()[:-4])
-    with pytest.raises(ValueError, match='greater than file size'):
-        Rows(folder, 4, 8, 'train').batch(0)
-
-
-def test_a_dry_run_checks_the_checksums(data, capsys):
-    line = [f'--data={data}', '--dry_run']
-    nanodepth('train', line)
+def test_a_dry_run_checks_the_checksums(data, tmp_path, capsys):
+    nanodepth('train', [f'--data={data}', '--dry_run'])
     said = capsys.readouterr().out
     assert f'{data}, val: 800 tokens of' in said and 'checksums right; it begins' in said
     raw = bytearray((data / 'val_000.bin').read_bytes())
     raw[100] ^= 1
     (data / 'val_000.bin').write_bytes(raw)
-    with pytest.raises(SystemExit):
-        nanodepth('train', line)
-    assert 'val_000.bin is not what was written' in capsys.readouterr().err
+    assert 'val_000.bin is not what was written' in refused(capsys, 'train', f'--data={data}',
+                                                            '--dry_run')
+    assert 'data/smollm/prepare.py (' in how_to_prepare(ROOT / 'data/smollm/nowhere')
+    assert 'data/text/prepare.py FILES' in how_to_prepare(tmp_path / 'nowhere')
 
 
 # ------------------------------------------------------------------ validation
@@ -328,27 +299,26 @@ def test_depth_d_takes_d_plus_1_looks_and_no_fewer(task, depth):
         assert look_up(given, name, depth) not in [o.strip() for o in e.options]
 
 
-@pytest.mark.parametrize('task', ['copy_random', 'copy_words', 'toy_copy'])
-def test_copying_asks_for_what_came_next(task):
-    for e in few_shot(task, 50, shots=0):
-        words = (re.findall('[A-Z][a-z]{2}', e.prompt) if task == 'toy_copy'
-                 else e.prompt.split('\n\n')[1].split(' ____')[0].split())
-        assert words[words.index(words[-1]) + 1] == e.options[e.answer].strip()
-
-
 def test_shots_are_fresh_and_the_question_stays():
+    "And what is copied is what came next."
     sizes = dict(toy_copy=8, toy_assign=4, copy_random=10, copy_words=10)
     for task in EVERY:
-        none, one, two = (few_shot(task, 5, shots=k, seed=3) for k in (0, 1, 2))
+        none, one, two = (few_shot(task, 50, shots=k, seed=3) for k in (0, 1, 2))
         for a, b, c in zip(none, one, two):
             assert b.prompt.endswith(a.prompt) and c.prompt.endswith(b.prompt)
             first, second = c.prompt[:-len(b.prompt)], b.prompt[:-len(a.prompt)]
             assert first and second and first != second and a.prompt not in (first, second)
             assert len({*a.options}) == len(a.options) == sizes.get(task, 5)
-            assert not any(x != y and y.startswith(x) for x in a.options for y in a.options)
+
+            assert task == 'copy_words' or not any(         # 'wind' begins 'window'
+                x != y and y.startswith(x) for x in a.options for y in a.options)
             assert sorted(a.options) == sorted(c.options)
             assert a.options[a.answer] == c.options[c.answer]
-        assert len({e.prompt for e in few_shot(task, 50, shots=1)}) == 50
+            if 'copy' in task:
+                words = (re.findall('[A-Z][a-z]{2}', a.prompt) if task == 'toy_copy'
+                         else a.prompt.split('\n\n')[1].split(' ____')[0].split())
+                assert words[words.index(words[-1]) + 1] == a.options[a.answer].strip()
+        assert len({e.prompt for e in one}) == 50
 
 
 def test_a_seed_is_an_example_on_every_platform():
@@ -383,22 +353,22 @@ def test_the_splits_share_nothing(tmp_path, monkeypatch):
     toy['main'](['--documents=800', f'--out={tmp_path}'])
     sets = {}
     for split in ('train', 'val'):
-        about = json.loads((tmp_path / f'{split}.json').read_text())
-        assert about['fingerprint'] == tokenizer_file.fingerprint(BYTES)
         raw = np.fromfile(tmp_path / f'{split}_000.bin', 'uint16')
         n = SIZE * dict(train=800, val=4000)[split]
         sets[split] = {tuple(row) for row in raw[:n].reshape(-1, SIZE)}, {*raw[n:].tolist()} - {256}
-        share = (len(raw) - n) / len(raw)
-        # little text: all of it
+        share = (len(raw) - n) / len(raw)       # little text: all of it
         assert share == pytest.approx(0.1, abs=0.01) or split == 'val' and share < 0.1
     assert not sets['train'][0] & sets['val'][0] and not sets['train'][1] & sets['val'][1]
     loader = Rows(tmp_path, 1, 256)
-    (tokens, last), (targets, _), (marks, of_last) = windows(loader, [3, len(loader) - 1])
+    (tokens, _), (targets, _), (marks, of_last) = windows(loader, [3, len(loader) - 1])
     assert tokens[0] == 256 and tokens[64] == 256                 # whole documents
     at = int(np.argmax(marks >= BEGINS))
     assert marks[at] > BEGINS + 1 and chr(targets[at]).isalnum()
-    # text: every byte is an answer
-    assert of_last.tolist() == [BEGINS + 1] * 256
+    assert of_last.tolist() == [BEGINS + 1] * 256               # of text every byte is an answer
+    before = contents(tmp_path)
+    with pytest.raises(SystemExit, match='another dataset'):
+        toy['main'](['--documents=800', '--depths=2', f'--out={tmp_path}'])
+    assert contents(tmp_path) == before
 
 
 text_script = runpy.run_path(str(ROOT / 'data/text/prepare.py'))
@@ -432,18 +402,14 @@ def test_a_folder_of_documents_of_every_kind(tmp_path):
     assert 'one file' in val and 'row 8 ' in val        # every tenth
     assert 'row 7 ' in train and 'parquet 3 ' in train
     assert (train + val).count('like a pattern') == 1 and (train + val).count('row 0 ') == 9
-    val = Rows(tmp_path / 'd', 1, 8)
-    text = measure(lambda tokens: torch.zeros(*tokens.shape, 257), val, 2)[1]['text']
-    assert text['loss'] == pytest.approx(math.log(257))
+    assert {*Rows(tmp_path / 'd', 1, 8).kinds} == {'text'}
 
 
 def test_a_mixture_by_an_option(tmp_path):
     (tmp_path / 'a.txt').write_text('one text, and more of it.\n\n' * 900)
     command = [str(tmp_path / 'a.txt'), f'--out={tmp_path / "both/text"}']
-    for wrong, said in (('puzzles:0.1', 'there is no dataset at'), ('puzzles', 'and a share'),
-                        ('puzzles:10', 'between 0 and 1')):
-        with pytest.raises(Refused, match=said):
-            text_script['main']([*command, f'--mix={wrong}'])
+    with pytest.raises(Refused, match='there is no dataset at'):
+        text_script['main']([*command, '--mix=puzzles:0.1'])
     toy['main'](['--documents=50', '--text=0', f'--out={tmp_path / "both/puzzles"}'])
     text_script['main']([*command, '--mix=puzzles:0.1'])
     loader = Rows(tmp_path / 'both', 4, 64, 'train')
@@ -468,9 +434,8 @@ def test_a_folder_of_code_is_read_by_the_endings_that_say_text(tmp_path, capsys)
         path.parent.mkdir(parents=True, exist_ok=True)
         is_text = path.suffix in ('.py', '.md')
         path.write_bytes(f'a text{name}'.encode() if is_text else b'\xff\x00')
-    for name, why in (('e.png', 'is not text in UTF-8'), ('d.md', '0 documents to train on')):
-        with pytest.raises(Refused, match=why):         # and it may be begun otherwise
-            text_script['main']([str(tmp_path / 'code' / name), f'--out={tmp_path / "d"}'])
+    with pytest.raises(Refused, match='0 documents to train on'):   # it may be begun otherwise
+        text_script['main']([str(tmp_path / 'code/d.md'), f'--out={tmp_path / "d"}'])
     text_script['main']([str(tmp_path / 'code'), f'--out={tmp_path / "d"}'])
     said = capsys.readouterr().out
     assert all(f'1 of {ending}' in said for ending in ('.pyc', '.png', '.json', 'no ending'))
@@ -493,19 +458,17 @@ def test_much_text_is_read_in_parts_and_goes_on(tmp_path, monkeypatch):
     assert [*map(len, shards)] == [5, 1]
     loader, firsts = Rows(tmp_path / 'd', 1, 8, 'train'), shards[0]
     ends = np.cumsum([(len(tokens) - 1) // 8 for tokens in firsts])     # windows are in one shard
-    assert len(loader) == ends[-1]
     assert windows(loader, ends[:-1])[0].tolist() == [list(tokens[:8]) for tokens in firsts[1:]]
     for validates, name in ((False, 'train'), (True, 'val')):   # copies stay together
         assert sorted(text_of(tmp_path / 'd', name).split('row ')[1:]) == sorted(
             row[4:] for row in rows if tokens_file.for_validation(row, 200) == validates)
     whole, first = contents(tmp_path / 'd'), tmp_path / 'd/train_00000.bin'
     before = first.stat().st_mtime_ns
-    for missing in (['part_00003.json'], [f'part_0000{i}.json' for i in range(5)]):     # by a kill
-        for name in ('train.json', *missing):
-            (tmp_path / 'd' / name).unlink()
-        text_script['main'](command)
-        assert contents(tmp_path / 'd') == whole
-        assert (first.stat().st_mtime_ns == before) == (len(missing) == 1)
+    for name in ('train.json', 'part_00003.json'):      # by a kill
+        (tmp_path / 'd' / name).unlink()
+    text_script['main'](command)
+    assert contents(tmp_path / 'd') == whole
+    assert first.stat().st_mtime_ns == before
     (tmp_path / 'mine/0 [a].jsonl').write_text('{"text": "another"}')
     for more, why in (([], 'begun with other files'), (['--chat'], 'with read=text, not chat')):
         with pytest.raises(Refused, match=why):
@@ -515,12 +478,14 @@ def test_much_text_is_read_in_parts_and_goes_on(tmp_path, monkeypatch):
 def test_one_file_is_cut(tmp_path):
     text = '\n\n'.join(f'Paragraph {i}: ' + 'some words of it. ' * 20 for i in range(300))
     (tmp_path / 'notes.txt').write_text(text)
-    text_script['main']([str(tmp_path / 'notes.txt'), f'--out={tmp_path / "notes"}'])
-    both = [sum(map(len, shards_of(tmp_path / 'notes', split))) for split in ('train', 'val')]
-    text_script['main']([str(tmp_path / 'notes.txt'), '--tokens=20K', f'--out={tmp_path / "few"}'])
-    few = [sum(map(len, shards_of(tmp_path / 'few', split))) for split in ('train', 'val')]
-    assert 20_000 <= sum(few) < 23_000 < sum(both)      # to the end of a document
-    assert both[1] > 1000 and sum(both) > len(text)     # a beginning for each document, too
+    sizes = []
+    for more in ([], ['--tokens=20K']):
+        out = tmp_path / f'notes{len(more)}'
+        text_script['main']([str(tmp_path / 'notes.txt'), f'--out={out}', *more])
+        sizes.append([sum(map(len, shards_of(out, split))) for split in ('train', 'val')])
+    assert 20_000 <= sum(sizes[1]) < 23_000     # to the end of a document
+    assert sizes[0][1] > 1000
+    assert sum(sizes[0]) > len(text)            # each document has a beginning, too
     assert ''.join(tokens_file.cut(text)).strip() == text.strip()
 
 
@@ -600,10 +565,8 @@ def test_shares_are_exact_and_every_document_is_there_once(source, made):
     assert mixture == dict(fineweb_edu=0.70, cosmopedia=0.15, python_edu=0.09, open_web_math=0.06)
     for name, share in mixture.items():
         sizes = [*map(len, shards_of(made / name, 'train'))]
-        assert json.loads((made / name / 'train.json').read_text())['tokens'] == sum(sizes)
         # validation is one shard, so that windows of any length fit
-        val = json.loads((made / name / 'val.json').read_text())
-        assert [shard['file'] for shard in val['shards']] == ['val_000.bin']
+        assert len(shards_of(made / name, 'val')) == 1
         # whole files, and as few as will do
         assert sum(sizes[:-1]) < round(500_000 * share) <= sum(sizes)
     # What is read back, split at the documents' beginnings, is a subset of the source's texts, each
@@ -612,14 +575,12 @@ def test_shares_are_exact_and_every_document_is_there_once(source, made):
              for t in pyarrow.parquet.read_table(p)['text'].to_pylist()]
     texts += [json.loads(line)['text'] for p in (source / 'open_web_math').glob('*.jsonl')
               for line in p.read_text().splitlines()]
-    known = {t.encode() for t in texts if t}
-    found = []
-    for split in ('train', 'val'):
-        stream = np.concatenate(shards_of(made / 'open_web_math', split))
-        documents = np.split(stream, np.flatnonzero(stream == 256))[1:]
-        assert documents
-        found += [bytes(document[1:].astype('uint8')) for document in documents]
-    assert {*found} <= known and len({*found}) == len(found)
+    stream = np.concatenate([shard for split in ('train', 'val')
+                             for shard in shards_of(made / 'open_web_math', split)])
+    documents = [bytes(document[1:].astype('uint8'))
+                 for document in np.split(stream, np.flatnonzero(stream == 256))[1:]]
+    assert len({*documents}) == len(documents) > 0
+    assert {*documents} <= {t.encode() for t in texts if t}
 
 
 def test_neither_processes_nor_being_killed_change_a_byte(source, made, tmp_path):
@@ -649,28 +610,17 @@ def test_a_mixture_goes_on_to_more_tokens_and_is_left_as_it_is(source, made, tmp
     assert contents(made)['fineweb_edu/train.json'] == contents(tmp_path)['fineweb_edu/train.json']
 
 
-@pytest.mark.parametrize('changes, error, why', [
-    (dict(dtype='object'), AssertionError, 'no tokens of object'),
-    (dict(dtype='float16'), AssertionError, 'no tokens of float16'),
-    (dict(shards=[dict(file='x.bin', tokens=0, sha256={'.bin': ''})]), AssertionError, 'never'),
-    (dict(shards=[dict(file='../x.bin', tokens=50, sha256={'.bin': ''})]), OSError, 'data/x.bin')])
-def test_what_a_dataset_says_of_itself_is_not_believed(data, changes, error, why):
+@pytest.mark.parametrize('changes, error', [
+    (dict(dtype='object'), AssertionError), (dict(dtype='float16'), AssertionError),
+    (dict(shards=[dict(file='x.bin', tokens=0, sha256={'.bin': ''})]), AssertionError),
+    (dict(shards=[dict(file='../x.bin', tokens=50, sha256={'.bin': ''})]), OSError)])
+def test_what_a_dataset_says_of_itself_is_not_believed(data, changes, error):
     "A dtype of objects would have a stranger's bytes followed as pointers."
-    path, outside = data / 'train.json', data.parent / 'x.bin'
+    path = data / 'train.json'
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    outside.write_bytes(bytes(100))
-    with pytest.raises(error, match=why):
+    (data.parent / 'x.bin').write_bytes(bytes(100))
+    with pytest.raises(error):
         Rows(data, 1, 8, 'train').batch(0)
-
-
-def test_a_mixture_has_shares_and_a_list_has_folders(data):
-    for shares in ({'.': -1, '../data': 2}, {'.': 0, '../data': 1}, {'.': math.nan}, {},
-                   {'.': 1e308, '../data': 1e308}):
-        (data / 'mixture.json').write_text(json.dumps(shares))
-        with pytest.raises((AssertionError, TypeError, ValueError, ZeroDivisionError)):
-            Rows(data, 4, 8)
-    with pytest.raises(TypeError):
-        Rows([], 4, 8)
 
 
 def test_names_of_a_puzzle_are_letters_where_they_suffice_and_aliases_another_matching():
@@ -686,18 +636,15 @@ def test_names_of_a_puzzle_are_letters_where_they_suffice_and_aliases_another_ma
 
 
 def test_which_documents_validate_and_which_files_come_first_is_for_ever(tmp_path):
-    "Other hashes would be another split and another sample, without a word."
-    chosen = [i for i in range(60) if tokens_file.for_validation(f'document {i}', 7)]
-    assert chosen == [i for i in range(60) if int.from_bytes(hashlib.blake2b(
-        f'document {i}'.encode(), digest_size=8).digest(), 'big') % 7 == 0] and len(chosen) > 3
+    "Gold values: other hashes would be another split and another sample, without a word."
+    assert [i for i in range(60) if tokens_file.for_validation(f'document {i}', 7)] == [
+        6, 7, 32, 46, 50, 54]
     source = tokens_file.Source('some', 1.0, 'x/y', '*.jsonl')
     (tmp_path / 'some').mkdir()
     for name in 'abcde':
         (tmp_path / f'some/{name}.jsonl').write_text('{}')
     parts = tokens_file.parts_of_source(source, tmp_path / 'out', tmp_path)
-    names = [Path(path).name for [(path, *_)] in parts]
-    assert names == sorted(names, key=lambda name: hashlib.blake2b(
-        f'some/{name}'.encode()).hexdigest()) != sorted(names)
+    assert ''.join(Path(path).stem for [(path, *_)] in parts) == 'cbdea'
 
 
 def test_tokenizers_of_one_name_are_told_apart(config, tmp_path, tiny):
@@ -753,12 +700,3 @@ def test_marks_go_by_name_where_datasets_number_them_otherwise(tmp_path, order, 
         counted.update(loader.kinds[mark % 128 - 1]
                        for mark in loader.batch(step)[2].flatten().tolist())
     assert counted == wanted and {*counted} == {*loader.kinds}
-
-
-def test_the_toy_is_not_written_over_another(tmp_path):
-    main, line = toy['main'], ['--documents=50', '--text=0', f'--out={tmp_path / "d"}']
-    main(line)
-    before = contents(tmp_path / 'd')
-    with pytest.raises(SystemExit, match='another dataset'):
-        main([*line, '--depths=2'])
-    assert contents(tmp_path / 'd') == before

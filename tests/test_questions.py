@@ -38,7 +38,7 @@ WANTED = dict(
     nq_open=('Q: who is it?\nA:', 'The one'))
 
 
-def test_rows_become_the_tasks_of_lm_eval(tmp_path, capsys):
+def test_rows_become_the_tasks_of_lm_eval(tmp_path):
     from lm_eval.tasks import TaskManager
     for name, rows in LINES.items():
         path = tmp_path / f'data/{name}.jsonl'
@@ -53,22 +53,20 @@ def test_rows_become_the_tasks_of_lm_eval(tmp_path, capsys):
         assert len(others) == dict(piqa=12, nq_open=1).get(name, 0)
         assert task.doc_to_text(doc) == prompt, name
         target = task.doc_to_target(doc)
-        if name not in ('asdiv', 'nq_open'):
-            choices = task.doc_to_choice(doc)
-            target = choices[target] if isinstance(target, int) else target
+        if isinstance(target, int):
+            target = task.doc_to_choice(doc)[target]
         assert target == answer, name
-    task = manager.load(['questions_piqa'])['tasks']['questions_piqa']
-    task.set_config('num_fewshot', 10)
-    task.set_fewshot_seed(1234)
-    task.build_all_requests(rank=0, world_size=1)
-    for question in task.instances:             # none stands among its own examples
+
+    def with_shots(name, shots):
+        task = manager.load([f'questions_{name}'])['tasks'][f'questions_{name}']
+        task.set_config('num_fewshot', shots)
+        task.set_fewshot_seed(1234)
+        task.build_all_requests(rank=0, world_size=1)
+        return task.instances
+    for question in with_shots('piqa', 10):     # none stands among its own examples
         assert question.args[0].count(f'Question: {question.doc["goal"]}\n') == 1
-    task = manager.load(['questions_nq_open'])['tasks']['questions_nq_open']
-    task.set_config('num_fewshot', 1)
-    task.set_fewshot_seed(1234)
-    task.build_all_requests(rank=0, world_size=1)
-    assert task.instances[0].args[0] == ('Answer these questions:\n\nQ: and now?\nA: Two\n'
-                                         'Q: who is it?\nA:')
+    assert with_shots('nq_open', 1)[0].args[0] == (
+        'Answer these questions:\n\nQ: and now?\nA: Two\nQ: who is it?\nA:')
 
 
 @pytest.mark.parametrize('fast', [True, False])
@@ -78,15 +76,15 @@ def test_what_was_published_in_16_bits_computes_in_what_is_fast(fast, tiny, tmp_
     model = tiny(vocab_size=257, context=64)
     save_run(tmp_path / 'run', model)
     save_hf(model.bfloat16(), tmp_path / 'hf', tokenizer=str(tmp_path / 'run'))
-    asked = dict(tasks='toy_copy', n=4, device='cpu')
-    own = Subject(tmp_path / 'hf', Asked(**asked)).model
-    assert own.embed.weight.dtype == (torch.bfloat16 if fast else torch.float32)
-    assert own.cos.dtype == torch.float32           # positions keep their precision
-    assert f'computed in {"bfloat16" if fast else "float32"}' in capsys.readouterr().err
-    for path, dtype, wanted in (('hf', 'float32', torch.float32), ('run', 'auto', torch.float32),
-                                ('run', 'bfloat16', torch.bfloat16)):
-        got = Subject(tmp_path / path, Asked(**asked, dtype=dtype)).model
-        assert got.embed.weight.dtype == wanted and capsys.readouterr().err == ''
+    for path, dtype, wanted in (('hf', 'auto', 'bfloat16' if fast else 'float32'),
+                                ('hf', 'float32', 'float32'), ('run', 'auto', 'float32'),
+                                ('run', 'bfloat16', 'bfloat16')):
+        asked = Asked(tasks='toy_copy', n=4, device='cpu', dtype=dtype)
+        got = Subject(tmp_path / path, asked).model
+        assert got.embed.weight.dtype == getattr(torch, wanted)
+        assert got.cos.dtype == torch.float32           # positions keep their precision
+        said = capsys.readouterr().err
+        assert (f'computed in {wanted}' in said) == ((path, dtype) == ('hf', 'auto'))
 
 
 @pytest.mark.parametrize('kinds, length, rows', [

@@ -53,10 +53,9 @@ def checkpoint(tmp_path):
 
 
 def test_stages_that_double_and_a_stage_that_is_missing(tiny, tmp_path):
-    models = [tiny(vocab_size=257, n_layer=1, context=64)]
-    models += [untie(models[0], double(1, 1))]
-    models += [untie(models[1], double(2, 1))]
-    run = tmp_path / 'run'
+    models, run = [tiny(vocab_size=257, n_layer=1, context=64)], tmp_path / 'run'
+    for layers in (1, 2):
+        models.append(untie(models[-1], double(layers, 1)))
     for model in models:
         save_run(run, model, config=dict(grow='an operator of its own', grow_block=1),
                  names=('ckpt.pt', f'ckpt-{len(model.layers)}.pt'))
@@ -67,9 +66,8 @@ def test_stages_that_double_and_a_stage_that_is_missing(tiny, tmp_path):
     assert [(path, len(model.layers), copies) for path, model, copies in stages] == [
         (run / 'ckpt-1.pt', 1, None), (run / 'ckpt-2.pt', 2, double(1, 1)), (run, 4, double(2, 1))]
     (run / 'ckpt-2.pt').unlink()
-    for path in (run, run / 'ckpt-4.pt'):
-        [(shown, _, copies)] = play.stages_of(path)
-        assert shown == path and copies is None
+    [(path, _, copies)] = play.stages_of(run)
+    assert path == run and copies is None
 
 
 def inside(text, name):
@@ -105,17 +103,6 @@ def assert_holds(raw, places, model, small):
                 found = unpacked(raw, place, row, column)
                 assert found == pytest.approx(t[row, column].item(), abs=1e-6), key
                 assert abs(found - near[row, column].item()) <= 2 * most + 1e-6, key
-
-
-def test_a_checkpoint_that_came_from_four_bits_gets_them_back():
-    "Weights of a Q4_1 file in bfloat16, as `export` writes them: the same 16 numbers a block."
-    rng = torch.Generator().manual_seed(0)
-    numbers = torch.randint(0, 16, (5, 4, 32), generator=rng)
-    numbers[..., 0], numbers[..., 1] = 0, 15                # the ends of each block's range
-    scales = torch.rand(5, 4, 1, generator=rng).half() / 50
-    minima = -8 * scales + torch.rand(5, 4, 1, generator=rng).half() / 100
-    weights = (numbers * scales.float() + minima.float()).bfloat16().flatten(1)
-    assert torch.equal(play.rounded(weights, 4)[0].long(), numbers)
 
 
 def test_the_page_holds_the_rounded_models_and_their_questions(run, tiny, tmp_path):
@@ -169,43 +156,33 @@ def test_the_page_of_a_checkpoint(checkpoint, tmp_path, capsys):
     assert about['added'] == {'<|endoftext|>': about['start'][0]} and len(about['splits']) == 2
 
 
-@pytest.mark.parametrize('pattern, wanted', [
-    (r"\p{N}{1,3}|\s+", r"\p{N}{1,3}|\p{White_Space}+"),
-    (r"[^\r\n]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?", None), ('[!"*+,\\-.]+', '[!"*+,\\-.]+')])
-def test_a_pattern_is_written_as_javascript_reads_it(pattern, wanted):
+@pytest.mark.parametrize('pattern', [
+    r"\p{N}{1,3}|\s+", r"[^\r\n]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?", '[!"*+,\\-.]+'])
+def test_a_pattern_is_written_as_javascript_reads_it(pattern):
+    "Or it is refused."
     made = play.for_javascript(pattern, 'run')
-    assert wanted in (None, made) and '?+' not in made and '(?i' not in made
-    regex = pytest.importorskip('regex')
-    text = "It's 1234  naïve\r\nWE'LL   go, x"
+    assert not re.search(r'\\s|\?\+|\(\?i', made)
+    regex, text = pytest.importorskip('regex'), "It's 1234  naïve\r\nWE'LL   go, x"
     assert regex.findall(made, text) == regex.findall(pattern, text)
+    for other in ('a?+b', '(?i:x)', '(?>a)', r'\Aa', r'\p{Han}', '[[:alpha:]]', r'[\w-\d]', r'\d+'):
+        with pytest.raises(Refused, match='which the page in a browser does not carry'):
+            play.for_javascript(other, 'run')
 
 
-@pytest.mark.parametrize('pattern', [r'a?+b', '(?i:x)', '(?>a)', r'\Aa', r'\p{Han}', '[[:alpha:]]',
-                                     r'[\w-\d]', r'\d+'])
-def test_a_pattern_that_javascript_has_not_is_refused(pattern):
-    with pytest.raises(Refused, match='which the page in a browser does not carry'):
-        play.for_javascript(pattern, 'run')
-
-
-def test_a_tokenizer_that_the_page_does_not_have_is_refused(checkpoint, tmp_path, capsys):
-    file = checkpoint / 'tokenizer.json'
-    spec = json.loads(file.read_text())
-    for change in (dict(normalizer=dict(type='Lowercase')),
-                   dict(pre_tokenizer=dict(type='Whitespace'))):
-        file.write_text(json.dumps(spec | change))
-        assert 'no byte-level BPE' in refused(capsys, 'play', checkpoint,
-                                              f'--out={tmp_path / "x.html"}')
-
-
-def test_what_a_browser_does_not_carry_is_refused(run, tiny, tmp_path, capsys, monkeypatch):
+def test_what_a_browser_does_not_carry_is_refused(run, checkpoint, tiny, tmp_path, capsys,
+                                                  monkeypatch):
     scaled = save_run(tmp_path / 'scaled', tiny(vocab_size=257, ln_scaling=True))
     line = [f'--out={tmp_path / "x.html"}', '--open=false']
     assert 'ln_scaling' in refused(capsys, 'play', scaled, *line)
     assert "task='copy_words' is not one of" in refused(capsys, 'play', run, '--task=copy_words',
                                                         *line)
+    spec = json.loads((checkpoint / 'tokenizer.json').read_text())
+    for change in (dict(normalizer=dict(type='Lowercase')),
+                   dict(pre_tokenizer=dict(type='Whitespace'))):
+        (checkpoint / 'tokenizer.json').write_text(json.dumps(spec | change))
+        assert 'no byte-level BPE' in refused(capsys, 'play', checkpoint, *line)
     monkeypatch.setattr(play, 'LARGEST', 1000)
-    said = refused(capsys, 'play', run, *line)
-    assert 'more than 1,000 parameters' in said and 'evaluate or sweep' in said
+    assert 'more than 1,000 parameters' in refused(capsys, 'play', run, *line)
     assert not (tmp_path / 'x.html').exists()
 
 
