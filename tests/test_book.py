@@ -14,6 +14,7 @@ import torch
 from conftest import ROOT, same, weights_of
 
 from nanodepth import BOOK
+from nanodepth.__main__ import main as nanodepth
 from nanodepth.model import Refused
 from nanodepth.train import Config, in_steps, read
 
@@ -85,6 +86,10 @@ def test_alone_in_an_empty_folder(tmp_path):
         for sys.argv in {lines}:
             runpy.run_path(sys.argv[0], run_name='__main__')''')
     assert said.count('depth score') == 2
+    nanodepth('cut', [str(tmp_path / 'out/parts'), '2-2-2', f'--out={tmp_path / "cut"}'])
+    saved, of_command = (torch.load(path / 'ckpt.pt', weights_only=True)
+                         for path in (tmp_path / 'out/parts_2-2-2', tmp_path / 'cut'))
+    assert same(saved.pop('model'), of_command.pop('model')) and saved == of_command
     assert same(weights_of(tmp_path / 'out/whole'), weights_of(tmp_path / 'out/parts'))
 
 

@@ -77,14 +77,14 @@ def test_runs_side_by_side_by_hand(tmp_path):
         [groups['base'][0], groups['grown'][0]])] == [(0, 1), (0, 1), (90, 1), (90, 6)]
     for name, group in groups.items():
         for seed, log in enumerate(group):
-            (seeded(tmp_path / f'{name}-{seed}', seed) / 'log.jsonl').write_text(
+            (seeded(tmp_path / f'{name}-{seed + 3}', seed + 3) / 'log.jsonl').write_text(
                 '\n'.join(map(json.dumps, log)))
     nanodepth('plot', [*map(str, sorted(tmp_path.iterdir())), f'--out={tmp_path / "toys.png"}'])
     both, one = (plot.draw_runs(groups, only) for only in (None, ['look']))
     assert one.axes[0].get_ylabel() == both.axes[2].get_ylabel() == 'look: % right'
     last = [row.split(',') for row in (tmp_path / 'toys.csv').read_text().splitlines()[-2:]]
-    assert [(row[0], row[1], row[-1]) for row in last] == [('grown', '0', '1.0'),
-                                                           ('grown', '1', '0.7')]
+    assert [(row[0], row[1], row[-1]) for row in last] == [('grown', '3', '1.0'),
+                                                           ('grown', '4', '0.7')]
 
 
 def test_what_training_costs_is_that_of_the_first_seed_and_a_partner_is_dashed():

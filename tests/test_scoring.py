@@ -31,7 +31,7 @@ from nanodepth.looping.layers import is_ours
 from nanodepth.looping.patch import looped
 from nanodepth.models import checkpoint
 from nanodepth.models.hf import as_theirs, Hooked
-from nanodepth.report.tables import read_csv
+from nanodepth.report.tables import read_csv, read_rows
 from nanodepth.retrofit import surgery
 from nanodepth.scoring import (likelihoods, lm_eval_scores as harness, measure as measure_file,
                                rows as rows_file, scores as scoring)
@@ -43,6 +43,7 @@ from nanodepth.text.loader import Rows
 from nanodepth.text.primitives import Example, few_shot
 from nanodepth.text.tokenizer import get_tokenizer, write_tokenizer
 from nanodepth.train import read
+from nanodepth.wrapper import rk, Window
 
 lm_eval = pytest.importorskip('lm_eval')
 from lm_eval.models.huggingface import HFLM
@@ -307,6 +308,23 @@ def test_a_stopped_evaluation_goes_on_and_another_model_is_measured_anew(run, tm
     with pytest.raises(SystemExit):
         evaluated()
     assert (tmp_path / 'e.jsonl').read_text() == 'three weeks of notes'
+    (tmp_path / 'e.jsonl').unlink()
+    with pytest.raises(SystemExit):         # these rows may be anybody's
+        evaluated()
+    assert (tmp_path / 'e.csv').read_text() == said
+
+
+def test_a_run_with_the_books_own_window_is_asked_as_one_that_is_looped_by_the_line(tiny, tmp_path):
+    model = tiny(vocab_size=257, context=96, n_layer=4)
+    line = ['--tasks=toy_assign/1', '--measures=log_prob', '--n=8', '--device=cpu']
+    nanodepth('evaluate', [save_run(tmp_path / 'plain', model), *line, '--window=1-2', '--K=3',
+                           f'--out={tmp_path / "line.csv"}'])
+    model.order = [0, Window([1, 2], rk, K=3), 3]
+    nanodepth('evaluate', [save_run(tmp_path / 'run', model), *line,
+                           f'--out={tmp_path / "run.csv"}'])
+    by_line, own = (read_rows(tmp_path / f'{name}.csv')[-1] for name in ('line', 'run'))
+    assert by_line['measure'] == own['measure'] == 'toy_assign/1 log_prob'
+    assert by_line['mean'] == own['mean'] and by_line['change'] != 0
 
 
 def test_a_note_is_of_all_that_decides_a_measure(run, tmp_path, data, monkeypatch):
