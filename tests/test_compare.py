@@ -372,6 +372,9 @@ def test_a_metric_and_a_measure_of_ones_own_have_tables(call, write, monkeypatch
     assert 'metric tokens' in call.rows[0] and call.rows[0]['tokens'] == 24 * 2 * 96
     assert table_of(said, 'gate')[1]['so many seeds say'] == 'no difference'
     assert [row['deep, half 1'] for row in table_of(said, 'deep, half 1')] == ['2', '2']
+    with pytest.raises(SystemExit):
+        call(write('f.py', METRIC.format(BASE, 'gate').replace('(gate=', '(gat=')), '--seeds=2')
+    assert "did you mean 'gate'" in capsys.readouterr().err
 
 
 def test_the_picture_counts_what_an_arm_began_with(call, write, monkeypatch):
