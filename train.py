@@ -541,8 +541,8 @@ class Dataset:
     "A dataset's windows of `context` tokens. Window i always holds the same ones."
 
     def __init__(self, folder, split, context):
-        self.folder, self.context = folder, context
-        self.about = json.loads((folder / f'{split}.json').read_text())
+        self.folder, self.context, self.file = folder, context, folder / f'{split}.json'
+        self.about, self.written_at = json.loads(self.file.read_text()), self.file.stat().st_mtime
         # where each shard's windows end, if all are numbered one after the other
         self.ends = np.cumsum([(shard['tokens'] - 1) // context for shard in self.about['shards']])
         self.new_marks = np.arange(2 * BEGINS)      # what `read` gives for each mark, see below
@@ -557,6 +557,8 @@ class Dataset:
     def shard(self, s):
         "{'.bin': its tokens}, and .mask and .marks, if it has them; mapped, not read."
         shard, arrays = self.about['shards'][s], {}
+        if self.file.stat().st_mtime != self.written_at:        # while a run has read others
+            assert json.loads(self.file.read_text()) == self.about, f'{self.folder} has changed'
         for ending in shard['sha256']:          # its keys are the endings of the files there are
             path = self.folder / Path(shard['file']).with_suffix(ending).name
             dtype = self.about['dtype'] if ending == '.bin' else 'uint8'
@@ -997,7 +999,7 @@ def begin(c, here, open_parent):
     model, saved, parent = open_model(c, data, open_parent)
     step, core = saved.get('step', 0), core_of(model)
     refuse_several_folders(here, step)
-    at_start = saved.get('start') or what_it_starts_with(model)
+    at_start = saved.get('start') or what_it_starts_with(c, model)
     # 2. is it what was asked for?
     c = resolved(c, at_start, saved)
     first_n_layer = at_start['n_layer'] if c.init_from else None
@@ -1105,17 +1107,17 @@ def model_config(c, n_vocab, n_layer):
                                       order=None))
 
 
-def what_it_starts_with(model):
+def what_it_starts_with(c, model):
     "What a resume must know of the model at step 0."
     core = core_of(model)
     settings = dict(recurrence=core.r, backprop_depth=core.backprop_depth) if core else {}
-    return dict(n_layer=len(model.layers)) | settings
+    return dict(n_layer=len(model.layers), warmup_steps=c.warmup_steps) | settings
 
 
 def resolved(c, at_start, saved):
     "The settings, in which shares of the steps are numbers, and a core's that were None its own."
     warmup = c.warmup_steps
-    if saved and 0 < warmup < 1:        # a resume with more steps does not move the warm-up
+    if saved and warmup == at_start['warmup_steps']:    # more steps do not move the warm-up
         warmup = saved['config']['warmup_steps']
     return replace(c, warmup_steps=in_steps(warmup, c.steps),
                    decay_steps=in_steps(c.decay_steps, c.steps),
@@ -1167,12 +1169,16 @@ def refuse_another_run(c, config, saved, first_n_layer, data):
     differ = {name for name in config if config[name] != old.get(name)} - free
     if saved['steps'] != source_of_steps(c.order):
         raise Refused(f'the Steps of the run in {c.out_dir} were written otherwise: {instead}')
-    if differ & AHEAD:
+    of_functions = any(map(callable, vars(c).values()))     # which may read what has changed
+    if differ & AHEAD or of_functions:
         taken = hash_of_plans('', plan(c, 0, first_n_layer))    # if no step is taken: its model
         for i in range(step):
             taken = hash_of_plans(taken, plan(c, i, first_n_layer))
         if taken == saved['taken']:
             differ -= AHEAD
+        elif not differ:
+            raise Refused(f'the functions of the config now give another plan than that of the run '
+                          f'in {c.out_dir}: {instead}')
     if differ:
         was = ', '.join(f'{name}={old.get(name)} and not {config[name]}' for name in sorted(differ))
         raise Refused(f'{c.out_dir} holds a run with {was}: {instead}')
@@ -1252,21 +1258,20 @@ def prepare_folder(c, here, config, train_data, is_new):
                           'that run out of the way by --resume=false')
     if here.rank > 0:
         return
-    for left in out.glob('*.new'):          # of a process that was killed
-        if left.suffixes[-2:-1] and left.suffixes[-2][1:].isdigit():
-            left.unlink()
-    if not c.resume and any((out / name).exists() for name in ('ckpt.pt', 'log.jsonl', 'run.json')):
+    for left in out.glob('.*.unfinished'):          # of a process that was killed
+        left.unlink()
+    if is_new and any((out / name).exists() for name in ('ckpt.pt', 'log.jsonl', 'run.json')):
         names = (out.with_name(f'{out.name}.{i}') for i in itertools.count(1))
         here.lock.close()               # or it would still lock that folder, under its new name
         aside = out.rename(next(path for path in names if not path.exists()))
         here.lock = lock(out)
-        say(f'--resume=false: the run that was in {out} is now in {aside}')
+        say(f'the run that was in {out} is now in {aside}')
     about = [each.about for each in train_data.datasets]
     with whole(out / 'run.json') as new:
         new.write_text(json.dumps(dict(
             tokenizer=about[0]['tokenizer'], fingerprint=about[0]['fingerprint'], config=config,
             torch=torch.__version__, data=[each['origin'] for each in about]), indent=1))
-    for name in TOKENIZER_FILES:            # (bytes have none)
+    for name in TOKENIZER_FILES if is_new else ():          # (bytes have none)
         if (train_data.datasets[0].folder / name).exists():
             copy_whole(train_data.datasets[0].folder / name, out / name)
 
@@ -1296,7 +1301,7 @@ def read_log(path):
 @contextlib.contextmanager
 def whole(path):
     "Where a file is written: it takes its name at the end, so no reader ever sees half of it."
-    new = path.with_name(f'{path.name}.{os.getpid()}.new')
+    new = path.with_name(f'.{path.name}.{os.getpid()}.unfinished')
     yield new
     with open(new, 'rb+') as file:
         os.fsync(file.fileno())

@@ -6,6 +6,7 @@ run is named and in no mean; intervals and words by hand; a mistake is a line be
 """
 import contextlib
 import io
+import os
 import re
 import runpy
 import signal
@@ -397,7 +398,15 @@ def test_sigterm_ends_the_run_in_hand_and_another_call_takes_what_is_free(data, 
     words = [sys.executable, '-m', 'nanodepth', 'compare', f'{BASE} --steps=9000',
              f'{BASE} --steps=5', '--seeds=1', f'--out={tmp_path / "c"}', '--batches=2',
              '--device=cpu', '--partners=false', f'--more={more}']
-    process = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+    # somebody else's, in the current folder: it is not what a run imports
+    (tmp_path / 'tqdm.py').write_text('raise SystemExit("a stranger\'s code")')
+    (tmp_path / 'config').symlink_to(ROOT / 'config')
+    (tmp_path / 'bin').mkdir()
+    script = tmp_path / 'bin/nanodepth'         # as pip makes one
+    script.write_text('from nanodepth.__main__ import main\nmain()\n')
+    process = subprocess.Popen([sys.executable, script, *words[3:]], cwd=tmp_path,
+                               env=os.environ | dict(PYTHONPATH=str(ROOT)),
+                               stderr=subprocess.PIPE, stdout=subprocess.PIPE)
     log = []
     while not log or log[0].read_bytes().count(b'\n') < 25:
         assert process.poll() is None, process.communicate()

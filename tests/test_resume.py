@@ -153,6 +153,10 @@ def test_data_that_changed_meanwhile_is_noticed(config, data, tmp_path):
             train(plain)
         (data / f'{split}_000.bin').write_bytes(raw)
         (data / f'{split}.json').write_text(said)
+    loader = Rows(str(data), 4, 16, split='train')
+    write_noise(data, [])                   # before anything of it has been read
+    with pytest.raises(AssertionError, match='has changed'):
+        loader.batch(0)
 
 
 GROWN = dict(grow_block=1, steps=40, decay_steps=8, eval_every=100, save_every=1)
@@ -168,6 +172,7 @@ GROWN = dict(grow_block=1, steps=40, decay_steps=8, eval_every=100, save_every=1
      dict(grow='lidas', n_layer=3, cooldown_loop='1-1x2-1'), 31, None),
     (dict(n_layer=3), dict(n_layer=3, decay_steps=4), 34, 'decay_steps=8 and not 4'),
     (dict(warmup_steps=0.5), dict(warmup_steps=0), 3, 'warmup_steps=20 and not 0'),
+    (dict(warmup_steps=0.5), dict(warmup_steps=0.25), 3, 'warmup_steps=20 and not 10'),
     (dict(), dict(lr=1e-3), 1, 'lr=0.003 and not 0.001'),
     (dict(), dict(seed=1), 1, 'seed=0 and not 1')])
 def test_a_run_goes_on_where_both_plans_agree_on_every_step_taken(config, old, new, at, message):
@@ -185,6 +190,24 @@ def test_a_run_goes_on_where_both_plans_agree_on_every_step_taken(config, old, n
         train(other)
         train(whole)
         assert_equal_runs(other, whole)
+
+
+PEAK = dict(steps=20)
+
+
+def rises_to_the_peak(c, step):
+    return min(1, (step + 1) / PEAK['steps'])
+
+
+def test_what_a_function_of_the_config_reads_may_not_change_the_steps_taken(config, monkeypatch):
+    c = config(lr_shape=rises_to_the_peak)
+    stop_at(5)
+    train(c)
+    monkeypatch.setitem(PEAK, 'steps', 40)
+    with pytest.raises(Refused, match='now give another plan'):
+        train(c)
+    monkeypatch.setitem(PEAK, 'steps', 20)
+    assert train(c) == 0
 
 
 def test_a_warm_up_is_a_share_of_the_steps_that_a_run_began_with(config):
@@ -243,13 +266,18 @@ def test_a_log_without_its_checkpoint_is_kept(config, tmp_path):
     with pytest.raises(Refused, match='holds the log of another run'):
         train(c)
     assert log_of(other) == before
+    (run / 'chat_template.jinja').write_text("an older tokenizer's")
+    (run / '.log.jsonl.7.unfinished').write_text('half of one')
+    (run / 'thesis.2024.new').write_text('mine')
     train(other)            # its own, as if it had been killed before its first checkpoint
-    assert len(log_of(other)) == len(before)
+    assert len(log_of(other)) == len(before) and not [*run.glob('*.jinja'), *run.glob('.*')]
+    assert log_of(dataclasses.replace(c, out_dir=str(tmp_path / 'run.1'))) == before
+    assert (tmp_path / 'run.1/thesis.2024.new').read_text() == 'mine'
     (run / 'ckpt.pt').rename(run / 'ckpt-12.pt')
     with pytest.raises(Refused, match='holds ckpt-12.pt, but no ckpt.pt'):
         train(other)
     train(dataclasses.replace(c, resume=False))
-    assert (tmp_path / 'run.1/ckpt-12.pt').exists() and state_of(run)['config']['seed'] == 0
+    assert (tmp_path / 'run.2/ckpt-12.pt').exists() and state_of(run)['config']['seed'] == 0
 
 
 def test_one_run_in_a_folder_of_its_own(config, tiny, tmp_path, capsys):
@@ -302,11 +330,14 @@ def test_training_keeps_the_parents_context(config, tiny, tmp_path):
 
 
 def test_a_run_keeps_its_tokenizers_file_and_no_older_one(config, tmp_path):
-    made = bpe(tmp_path / 'tok')
+    bpe(tmp_path / 'tok')
+    made = (tmp_path / 'tok/tokenizer.json').rename(tmp_path / 'tok/mine.json')
+    (made.parent / 'chat_template.jinja').write_text('of something else')
     for split in ('train', 'val'):
         write_dataset(tmp_path / 'bpe', split, made, np.arange(3000) % 250)
     train(config(data=str(tmp_path / 'bpe')))
     tokens = get_tokenizer(made).encode('ab')
+    assert not [*tmp_path.glob('*/*.jinja')][1:]
     shutil.rmtree(tmp_path / 'tok')
     shutil.rmtree(tmp_path / 'bpe')
     assert get_tokenizer(tmp_path / 'run').encode('ab') == tokens != [97, 98]

@@ -358,7 +358,16 @@ def test_a_note_is_of_all_that_decides_a_measure(run, tmp_path, data, monkeypatc
         monkeypatch.setattr(Path, 'read_text', lambda path, **how: (
             read_text(path, **how) + 'x = 1\n' * (path.name == edited)))
         marks.append(mark())
-    assert len({*marks}) == len(marks) == 21
+    monkeypatch.undo()
+    monkeypatch.setattr(rows_file, 'EVALS', tmp_path / 'evals')
+    (tmp_path / 'evals').mkdir()
+    for task in ('doc_to_target: a', 'doc_to_target: b'):
+        (tmp_path / 'evals/mine.yaml').write_text(task)
+        marks.append(mark())
+    for folder in 'st':             # as from one archive: equal names, sizes and times
+        shutil.copytree(run[0], tmp_path / folder)
+        marks.append(mark(tmp_path / folder))
+    assert len({*marks}) == len(marks) == 25
 
 
 def test_all_models_get_rows_of_one_size(run, tmp_path, tiny, data, capsys):
@@ -385,6 +394,14 @@ def test_seeds_are_averaged(tmp_path, tiny, data, capsys):
     seeds = torch.tensor([rows['looped-0', 'loss'], rows['looped-1', 'loss']], dtype=torch.float64)
     said = capsys.readouterr().out
     assert f'| {seeds.mean():.3f} ({seeds.std() / 2 ** 0.5:.3f}) ' in said
+    path = tmp_path / 'looped-1/ckpt.pt'
+    torch.save(torch.load(path) | dict(step=2), path)       # it was stopped, and is a seed of none
+    alone = {row['group'] for row in written('evaluate', tmp_path / 'e.png', *map(
+        tmp_path.joinpath, shapes), '--batches=2')}
+    assert {'looped', 'looped-1'} < alone and 'no seed of looped' in capsys.readouterr().err
+    torch.save(torch.load(path) | dict(data=dict(val=['as it was'])), path)
+    assert 'has changed since' in refused(capsys, 'evaluate', tmp_path / 'looped-1',
+                                          f'--out={tmp_path}/g.csv')
     model = checkpoint.load_model(tmp_path / 'deep')
     assert rows['deep', 'loss'] == measure(model, Rows(str(data), 4, 16), 2)[0]
     assert (tmp_path / 'e.png').exists()

@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+import nanodepth
 from nanodepth.commands import cut, evaluate
 from nanodepth.commands.arms import Arms, planned
 from nanodepth.commands.cost import stretches
@@ -145,9 +146,12 @@ def train(words, folder, refuse_edited, clock):
     (folder / 'line.txt').write_text(f'train {shlex.join(words)}\n')
     with open(folder / 'said.txt', 'ab') as said:
         start = said.tell()
+        # by this package, and by no file of the current folder that is called like a module
+        paths = [str(Path(nanodepth.__file__).parents[1]), os.environ.get('PYTHONPATH')]
+        env = dict(PYTHONSAFEPATH='1', PYTHONPATH=os.pathsep.join(filter(None, paths)))
         process = subprocess.Popen([sys.executable, '-m', 'nanodepth', 'train', *words,
                                     f'--out_dir={folder}'], stdout=said, stderr=said,
-                                   start_new_session=True)
+                                   start_new_session=True, env=os.environ | env)
     try:
         while is_new and process.poll() is None and not (folder / 'run.json').exists():
             time.sleep(0.1)         # it has not read its config yet

@@ -48,7 +48,7 @@ def stretches(config):
     parent = open_path(config.init_from)[1] if config.init_from else None
     core = core_of(parent)
     if core:
-        config = resolved(config, what_it_starts_with(parent), {})
+        config = resolved(config, what_it_starts_with(config, parent), {})
     start = parent and len(parent.layers)
     begins = {first for first, *_ in stages(config, start)}
     if config.cooldown_loop:

@@ -48,8 +48,8 @@ def main(argv):
         before = some_logits(model)
         if options.dtype:
             model.to(getattr(torch, options.dtype))
-        copy_licence(options.run, options.target)
         export(options, model)
+        copy_licence(options.run, options.target)
     compare(before, load_model(options.target), options.target, options.dtype)
 
 

@@ -22,14 +22,14 @@ from tqdm import tqdm
 
 import nanodepth
 from nanodepth.common.errors import Refused, check_choice, say
-from nanodepth.common.files import on_hub, refuse_unwritable
+from nanodepth.common.files import hash_of, on_hub, refuse_unwritable
 from nanodepth.looping.layers import is_ours
 from nanodepth.models.checkpoint import BROUGHT, cost_of, open_any, pick_device
 from nanodepth.models.hf import answer_of
 from nanodepth.probe import depth_score
 from nanodepth.report.tables import Score, beside
 from nanodepth.retrofit import core_of
-from nanodepth.scoring.lm_eval_scores import Harness, check_tasks
+from nanodepth.scoring.lm_eval_scores import EVALS, Harness, check_tasks
 from nanodepth.scoring.scores import (compared, data_scores, half, interval, is_there, open_data,
                                       parse_tasks, questions_of, right_and_log_prob)
 from nanodepth.scoring.way import Way, layers_and_order, name_of
@@ -260,7 +260,9 @@ class Subject:
         files += map(Path, lines if len(lines) == 1 else ())
         sources = sources_of([train, depth_score, *files, *self.measures.values(), *BROUGHT,
                               *filter(None, [self.asked.metric])])      # the first two: the seven
-        said = [self.files, rows, asked, sources, str(next(self.model.parameters()).dtype)]
+        own_tasks = [hash_of(file) for file in sorted(EVALS.rglob('*')) if file.is_file()]
+        said = [str(checkpoint_file(self.path).resolve()), self.files, rows, asked, sources,
+                own_tasks, str(next(self.model.parameters()).dtype)]
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:24]
 
 
@@ -294,6 +296,12 @@ def facts(state, model, way=Way(), runs=None):
     return dict(loop=name_of(order), unique=len(layers), depth=runs or len(order),
                 params=sum(p.numel() for p in model.parameters()), inference_flops=flops,
                 training_flops=cost_of(state), tokens=tokens)
+
+
+def is_seed_of(group, state, groups):
+    "Has a checkpoint taken as many steps, and read the same data, as the first one of its group?"
+    made = [state.get('step'), state.get('data')]
+    return groups.setdefault(group, made) == made
 
 
 # ------------------------------------------------------------------------------------ what is noted

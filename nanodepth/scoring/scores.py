@@ -132,6 +132,7 @@ def open_data(path, state, model, data, seed=0, rows=None):
     as many as in training."""
     c = state.get('config') or {}
     starts = starts_of(path)
+    as_trained = not data and (state.get('data') or {}).get('val')
     data = data or c.get('data')
     if not data:
         raise Refused(f'{path} does not say what it was trained on: give --data, a dataset for '
@@ -141,6 +142,9 @@ def open_data(path, state, model, data, seed=0, rows=None):
         raise Refused(f'there is no dataset at {data}; {how_to_prepare(data)}')
     loader = Rows(data, rows or c.get('batch_size', 4), context, seed=seed, starts=starts)
     refuse_another_tokenizer(path, loader)
+    if as_trained and loader.description() != as_trained:
+        raise Refused(f'{data} has changed since {path} was trained: give --data={data} to measure '
+                      'on what is there now')
     return loader
 
 

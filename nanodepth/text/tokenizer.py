@@ -190,13 +190,12 @@ def readable(tokenizer, tokens):
 def copy_tokenizer(name, folder):
     "The files of a tokenizer that has files, into another folder; returns whether it has."
     file, folder = tokenizer_file(name), Path(folder)
-    if file and file.parent.resolve() == folder.resolve():
-        return True
-    for other in TOKENIZER_FILES if file else ():
-        # a tokenizer.json may have had another name
-        source = file if other == 'tokenizer.json' else file.parent / other
-        if source.exists():
-            replace(folder / other, source.read_bytes())
+    if file and file.parent.resolve() != folder.resolve():
+        if file.name == 'tokenizer.json':       # else what stands beside it may be of another one
+            for other in TOKENIZER_FILES:
+                if (file.parent / other).exists():
+                    replace(folder / other, (file.parent / other).read_bytes())
+        replace(folder / 'tokenizer.json', file.read_bytes())
     return file is not None
 
 
