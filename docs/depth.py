@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 NAMES, VALUES = 36, 8       # The left side of a pair is a name or ?, the right a name or a value.
-QUESTION = NAMES            # Each side has a table of its own: 36 is ? on the left, a value right.
+QUESTION = NAMES            # Each side has a table: 36 is ? on the left, and a value on the right.
 
 
 class Block(nn.Module):
@@ -151,7 +151,7 @@ def main(steps=600, seed=0):
     loop.order = longer
     tokens, _ = puzzles(8, aliases=8)
     print('growing is untied looping:', torch.equal(grown(tokens), loop(tokens)))
-    for what, model in (('  trained on, up to three aliases', small),
+    for what, model in (('  trained further: up to three aliases', small),
                         ('  same training, layer 1 twice: a loop', loop),
                         ('  same training, grown to four layers', grown)):
         order = model.order
