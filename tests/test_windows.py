@@ -582,7 +582,7 @@ def test_static_caches(name, form):
     if not getattr(model, '_can_compile_fullgraph', False) and name not in ('gpt2', 'llama'):
         pytest.skip(f'transformers has no static cache for {name}')
     static = lambda: transformers.StaticCache(config=model.config, max_cache_len=20)
-    for how in ('first', 'last', 'last_eval'):
+    for how in ('first', 'natural', 'last', 'last_eval'):
         for mode in ('block', 'layer'):
             with looped(model, WINDOW, cache=how, mode=mode):
                 want, growing = in_pieces(model, t, [7, 1, 1, 1, 1, 1])
@@ -590,7 +590,7 @@ def test_static_caches(name, form):
             assert torch.allclose(got, want, atol=3e-4)
             assert [int(slot.get_seq_length()) for slot in cache.layers] == [12] * 6
     with looped(model, WINDOW, cache='exact'), pytest.raises(
-            ValueError, match="cache='exact' needs a KV cache that grows.*first, last, last_eval"):
+            ValueError, match="cache='exact' needs a KV cache that grows.*natural, last, last_eval"):
         in_pieces(model, t, [7], static())
 
 
