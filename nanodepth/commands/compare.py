@@ -139,12 +139,12 @@ class Clock:
 
 
 def train(words, folder, refuse_edited, clock):
-    """train.py in a process of its own, which writes into the folder what it says. Ctrl-C and
-    SIGTERM end it at its step, and then this one."""
-    is_new = not folder.exists()
+    """train.py in a process of its own. Its line, and what it says, stand in a file beside the
+    folder. Ctrl-C and SIGTERM end it at its step, and then this one."""
+    is_new, told = not folder.exists(), Path(f'{folder}.txt')
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / 'line.txt').write_text(f'train {shlex.join(words)}\n')
-    with open(folder / 'said.txt', 'ab') as said:
+    with open(told, 'ab', buffering=0) as said:
+        said.write(f'train {shlex.join(words)}\n'.encode())
         start = said.tell()
         # by this package, and by no file of the current folder that is called like a module
         paths = [str(Path(nanodepth.__file__).parents[1]), os.environ.get('PYTHONPATH')]
@@ -164,14 +164,14 @@ def train(words, folder, refuse_edited, clock):
             shutil.rmtree(folder)
         raise
     if process.returncode:
-        text = (folder / 'said.txt').read_bytes()[start:].decode(errors='replace')
+        text = told.read_bytes()[start:].decode(errors='replace')
         if re.search('so it was not taken|weights are not finite', text):
             raise Left('it has diverged')
         if 'another run is at work' in text:
             raise Left('another call is training it')
         last = ''.join(text.strip().splitlines()[-1:])
         raise Refused(f'train {shlex.join(words)} ended with status {process.returncode}: {last} '
-                      f'({folder / "said.txt"} has all that it said)')
+                      f'({told} has all that it said)')
 
 
 def make(arms, name, seed, folder, made, clock):
