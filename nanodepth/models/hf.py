@@ -66,11 +66,15 @@ def config_of(path):
     return config
 
 
+# {what transformers calls a family: what our model has beside a Llama's}; the first that fits
+FAMILIES = dict(qwen3=dict(qk_norm=True), qwen2=dict(qkv_bias=True), llama={})
+
+
 def lacking(c):
     "What a config asks for that our model does not have, in words; None: nothing."
     says = lambda name: getattr(c, name, None)
-    if c.model_type not in ('llama', 'qwen2', 'qwen3'):
-        return f'the family {c.model_type!r} (known: llama, qwen2, qwen3)'
+    if c.model_type not in FAMILIES:
+        return f'the family {c.model_type!r} (known: {", ".join(sorted(FAMILIES))})'
     rope = c.rope_parameters or {}
     kind = rope.get('rope_type', 'default')
     for lacks, feature in (
@@ -98,18 +102,17 @@ def model_config(c):
     rope = c.rope_parameters
     return ModelConfig(
         **{ours: getattr(c, theirs, None) for ours, theirs in OURS.items()},
-        rope_theta=rope['rope_theta'], qk_norm=c.model_type == 'qwen3',
-        qkv_bias=c.model_type == 'qwen2',
+        **FAMILIES[c.model_type], rope_theta=rope['rope_theta'],
         rope_scaling=llama3(rope) if rope.get('rope_type') == 'llama3' else None)
 
 
 def config_json(config, depth):
     "Our ModelConfig as a config.json, for a model of `depth` layers of their own."
     theirs = {theirs: getattr(config, ours) for ours, theirs in OURS.items()}
-    family = 'Qwen3' if config.qk_norm else 'Qwen2' if config.qkv_bias else 'Llama'
+    family = next(name for name, has in FAMILIES.items() if all(getattr(config, x) for x in has))
     scaling = dict(config.rope_scaling, rope_type='llama3') if config.rope_scaling else None
     return theirs | dict(
-        architectures=[f'{family}ForCausalLM'], model_type=family.lower(), num_hidden_layers=depth,
+        architectures=[f'{family.title()}ForCausalLM'], model_type=family, num_hidden_layers=depth,
         rope_theta=config.rope_theta, rope_scaling=scaling, hidden_act='silu',
         attention_dropout=0.0) | ({} if config.qkv_bias else dict(attention_bias=False))
 
