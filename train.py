@@ -1245,7 +1245,8 @@ def lock(folder):
 
 
 def prepare_folder(c, here, config, train_data, is_new):
-    "run.json and the tokenizer, for a run that is no other one. --resume=false moves one aside."
+    """run.json and the tokenizer, for a run that is no other one. What is there is moved aside, if
+    it has no checkpoint to go on from, or by --resume=false."""
     out = Path(c.out_dir)
     before = out / 'run.json'
     if c.resume and is_new and (kept := [*out.glob('ckpt-*.pt')]):

@@ -12,14 +12,14 @@ from typing import Literal
 
 from tqdm import tqdm
 
-from nanodepth.common.errors import Refused, check_choice, say
+from nanodepth.common.errors import Refused, check_choice
 from nanodepth.models.checkpoint import named_models
 from nanodepth.report.contrasts import beside, difference, mean_of, paired, spelled
 from nanodepth.report.plot import PICTURES, draw_curves, show
 from nanodepth.report.tables import (UNITS, change_in_words, columns, grouped, groups_of,
                                      named_after, number, over_seeds, where, write_csv)
 from nanodepth.retrofit import core_of
-from nanodepth.scoring.rows import Asked, Subject, is_seed_of, notes_beside
+from nanodepth.scoring.rows import Asked, Subject, group_of, notes_beside
 from nanodepth.scoring.way import Way, Ways, read_ways
 from nanodepth.train import read
 
@@ -179,7 +179,7 @@ def main(argv=None):
     for name in options.against:
         check_choice('--against', name, [*groups.values()])
     notes = notes_beside(out)
-    rows, made = [], {}
+    rows, firsts = [], {}
     first = None
     for name, path in tqdm(paths.items(), 'models', unit='model', leave=False):
         subject = Subject(path, options, like=first)
@@ -191,9 +191,7 @@ def main(argv=None):
             raise Refused(f'{first.path} is measured on {first.data()}, and {path} on '
                           f'{subject.data()}: give --data, so that both answer the same, or leave '
                           'the loss out by --measures=')
-        if not is_seed_of(groups[name], subject.state, made):
-            say(f'{name} is no seed of {groups[name]}: it took other steps, or read other data')
-            groups[name] = name
+        groups[name] = group_of(name, groups[name], subject.state, firsts)
         rows += subject.rows(its_ways, notes, run=name, group=groups[name])
     if options.r and not any('--r=' in row['way'] for row in rows):
         raise Refused(f'--r={options.r} is for models with a recurrent core, and none of these has '

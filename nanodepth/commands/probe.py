@@ -26,7 +26,7 @@ from nanodepth.report.tables import columns, groups_of, number, over_seeds, writ
 from nanodepth.retrofit import core_of, parts_of
 from nanodepth.scoring.lens import exit_at, quality, train_lens
 from nanodepth.scoring.measure import measure
-from nanodepth.scoring.rows import Asked, NotHere, Subject, is_seed_of, notes_beside
+from nanodepth.scoring.rows import Asked, NotHere, Subject, group_of, notes_beside
 from nanodepth.scoring.scores import ask, open_data, parse_tasks
 from nanodepth.scoring.way import Ways, name_of, read_way
 from nanodepth.text.primitives import TASKS, TOY_TASKS
@@ -320,12 +320,11 @@ def main(argv=None):
         raise Refused(f'{way}: the probes look at each layer as it is, so they take --loop and '
                       '--r, and no window')
     paths = named_models(options.models)
-    groups, folder, lines, made = groups_of(paths), options.out, [], {}
+    groups, folder, lines, firsts = groups_of(paths), options.out, [], {}
     notes = notes_beside(folder / 'index.html')
     for run, path in tqdm(paths.items(), desc='models', unit='model'):
         subject = Probed(path, options)
-        if not is_seed_of(groups[run], subject.state, made):
-            groups[run] = run
+        groups[run] = group_of(run, groups[run], subject.state, firsts)
         with way.apply(subject.model):
             order, (n, T) = subject.model.unrolled(), subject.tokens.shape
         for name, places in subject.noted([way], notes)[str(way)].items():

@@ -298,10 +298,13 @@ def facts(state, model, way=Way(), runs=None):
                 training_flops=cost_of(state), tokens=tokens)
 
 
-def is_seed_of(group, state, groups):
-    "Has a checkpoint taken as many steps, and read the same data, as the first one of its group?"
+def group_of(name, group, state, firsts):
+    "Its group, if a checkpoint took as many steps as the first one there, on the same data."
     made = [state.get('step'), state.get('data')]
-    return groups.setdefault(group, made) == made
+    if firsts.setdefault(group, made) == made:
+        return group
+    say(f'{name} is no seed of {group}: it took other steps, or read other data')
+    return name
 
 
 # ------------------------------------------------------------------------------------ what is noted
