@@ -1,15 +1,15 @@
 """A depth-recurrent model from the toy baseline.
 
-Trained on deeper chains (depth 0 to 5) than the baseline knows (0 to 3):
+Trained on deeper chains (up to five aliases) than the baseline knows (up to three):
 
     python train.py config/baseline.py
     python retrofit.py out/baseline 2-2-2
-    python data/toy/prepare.py --depths=6 --out=data/toy_deep
+    python data/toy/prepare.py --aliases=0-5 --out=data/toy_deep
     python train.py config/retrofit.py
 
 Two layers, two that run about five times, two: 2 to 3 minutes on two CPU cores. Expect a loss of
-0.75 and depth 5 at 91% (one seed). Partner: retrofit_dense.py, the baseline going on with as many
-FLOPs.
+0.75 and five aliases at 91% (one seed). Partner: retrofit_dense.py, the baseline going on with as
+many FLOPs.
 """
 out_dir = 'out/retrofit'
 init_from = 'out/baseline_2-2-2'

@@ -1,0 +1,146 @@
+"""What a run's folder holds: ckpt.pt, kept checkpoints, run.json and log.jsonl.
+
+Usage: model, saved = load('out/lidas')         # or a checkpoint itself, 'out/lidas/ckpt-48.pt'
+"""
+import contextlib
+import inspect
+import io
+import json
+import os
+import pickle
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from model import LM, ModelConfig, Refused, Span, require, spans_in
+from retrofit import Core, core_of, new_adapter
+from training.machine import RANK, SIZE
+from wrapper import Window
+
+
+def save(folder, model, optimizers, names=('ckpt.pt',), **more):
+    "All that a resumed run needs, under one or more names: it goes on from ckpt.pt."
+    require(all(p.isfinite().all() for p in model.parameters()),    # an update may overflow
+            f'weights that are not finite are not saved in {folder}')
+    if RANK == 0:
+        first, *others = [Path(folder) / name for name in names]
+        state = dict(model=model.state_dict(), order=written(model.order), **more,
+                     model_config=asdict(model.config),
+                     optimizers=[optimizer.state_dict() for optimizer in optimizers])
+        with whole(first) as new:
+            torch.save(state, new)
+        for path in others:
+            with whole(path) as new:
+                try:
+                    os.link(first, new)         # one state, two names
+                except OSError:                 # not every disk can
+                    shutil.copy(first, new)
+    if SIZE > 1:
+        dist.barrier()
+
+
+def refuse_unreadable(order, optimizers):
+    "Before a run: optimizers and Spans of your own that weights_only would not read again."
+    file = io.BytesIO()
+    try:
+        torch.save([written(order), *(each.state_dict() for each in optimizers)], file)
+        file.seek(0)
+        classes = [type(span) for span in spans_in(order)]
+        again = read_order(torch.load(file, weights_only=True)[0], classes)
+    except (pickle.PickleError, AttributeError) as error:
+        raise Refused('no checkpoint of this run could be read again: an optimizer or a Span of '
+                      'yours keeps functions, or numbers of numpy') from error
+    require([type(span) for span in spans_in(again)] == classes,
+            'a Span of yours has the name of one of ours')
+
+
+def load(folder, classes=()):
+    "(the model of a checkpoint, what else that says). classes: of Spans that are not ours."
+    path = Path(folder) if str(folder).endswith('.pt') else Path(folder) / 'ckpt.pt'
+    require(path.exists(), f'there is no run in {folder}: {path} is not there')
+    # mapped, but on Windows, where a mapped file could not be replaced
+    saved = torch.load(path, map_location='cpu', weights_only=True, mmap=os.name == 'posix')
+    saved['model_config'].pop('order', None)        # of older files
+    model = LM(ModelConfig(**saved['model_config']))
+    model.order = read_order(saved['order'], classes)
+    has_weights = 'adapter.weight' in saved['model']    # also if its order has no Core any more
+    if has_weights or core_of(model):
+        model.adapter = new_adapter(model.config.n_embd, 'identity' if has_weights else 'add')
+    model.load_state_dict(saved.pop('model'))
+    return model, saved
+
+
+def as_written(c):
+    "The settings as files keep them: of a function its source, of a Span its name and settings."
+    for name, value in vars(c).items():
+        require(not callable(value) or inspect.isfunction(value),
+                f'{name}={value}: write a def, which has lines')
+    config = {name: inspect.getsource(value) if callable(value) else value
+              for name, value in vars(c).items()} | dict(order=c.order and written(c.order))
+    # by way of JSON, as run.json has it: tuples become lists
+    return json.loads(json.dumps(config, default=str))
+
+
+def written(order):
+    "An order as files keep it: numbers, and of a Span the name of its class and its settings."
+    return [item if isinstance(item, int) else
+            dict(step=type(item).__name__, items=written(item.items), settings=item.settings())
+            for item in order]
+
+
+def read_order(items, classes):
+    "The order that `written` gave. No code comes from a file: Spans of others are given to it."
+    known = {each.__name__: each for each in (*classes, Span, Core, Window)}
+    order = []
+    for item in items:
+        if not isinstance(item, int):
+            name = item['step']
+            require(name in known, f'the class {name} of a Span is needed: of a config with it in '
+                    'its order, or by --classes=FILE.py of nanodepth')
+            item = known[name](read_order(item['items'], classes), **item['settings'])
+        order.append(item)
+    return order
+
+
+@contextlib.contextmanager
+def whole(path):
+    "Where a file is written: it takes its name at the end, so no reader ever sees half of it."
+    new = path.with_name(f'.{path.name}.unfinished')
+    new.unlink(missing_ok=True)    # a killed process may have left it, as a link
+    yield new
+    with open(new, 'rb+') as file:
+        os.fsync(file.fileno())         # on the disk before its name is
+    os.replace(new, path)
+
+
+def prepare_folder(out, config, datasets):
+    "Makes a run's folder, with run.json and the tokenizer of its data (bytes have none)."
+    about = datasets[0].about
+    out.mkdir(parents=True, exist_ok=True)
+    for pattern in ('*token*.json', 'generation_config.json', '*.jinja'):
+        for path in datasets[0].folder.glob(pattern):
+            shutil.copy(path, out)
+    with whole(out / 'run.json') as new:
+        new.write_text(json.dumps(dict(
+            tokenizer=about['tokenizer'], fingerprint=about['fingerprint'], config=config,
+            torch=torch.__version__, data=[each.about['origin'] for each in datasets]), indent=1))
+
+
+def open_log(out, step):
+    "A run's log, cut back to the lines until a step, and open for more."
+    lines = [line for line in read_log(out / 'log.jsonl') if line['step'] <= step] if step else []
+    with whole(out / 'log.jsonl') as new:
+        new.write_text(''.join(json.dumps(line) + '\n' for line in lines))
+    return open(out / 'log.jsonl', 'a', buffering=1)
+
+
+def read_log(path):
+    "The lines of a log.jsonl, if there is one."
+    lines = []
+    for text in path.read_text().splitlines() if path.exists() else []:
+        with contextlib.suppress(ValueError):   # a process that was killed leaves half of one
+            lines.append(json.loads(text))
+    return lines

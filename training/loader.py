@@ -1,0 +1,201 @@
+"""Which row is read: it follows from the seed and the row's number, so no position is ever saved.
+
+A dataset is a folder, whose train.json and val.json say what is in its shards. train_*.bin are
+tokens. Beside one may be a .mask, 1 where a token counts in the loss, and a .marks: of tokens that
+belong to an answer the number of its kind, plus 128 on its first token. A folder may also be a
+mixture: its mixture.json is {a folder in it: its share of the rows}.
+
+A *window* is `context` tokens of a dataset. *Rows* are numbered through the whole run, and each
+holds a window. An *epoch* of a dataset is over when each of its windows came once.
+"""
+import functools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.lib.stride_tricks import sliding_window_view
+
+from model import require, seed_for
+from training.machine import RANK, SIZE
+from training.settings import find
+
+BEGINS = 128
+PERIOD = 1000       # a mixture's shares are exact in every thousand rows
+
+
+def open_data(c):
+    "The Loaders of a run. The toy's data is made if it is not there."
+    if RANK == 0 and c.data == 'data/toy' and not (find(c.data) / 'train.json').exists():
+        subprocess.run([sys.executable, find('data/toy/prepare.py')], check=True)
+    if SIZE > 1:
+        dist.barrier()              # the others wait for it
+    size = c.batch_size, c.context
+    loaders = dict(data=Loader(c.data, *size, seed=c.seed), val=Loader(c.data, *size, 'val'))
+    if c.cooldown_data:
+        loaders['cooldown_data'] = Loader(c.cooldown_data, *size, seed=c.seed)
+    return loaders
+
+
+def refuse_other_data(data, saved, parent, n_vocab, were_read):
+    "Data of another tokenizer than the model's or init_from's, or other than a resumed run's."
+    abouts = [each.about for loader in data.values() for each in loader.datasets]
+    abouts += parent.get('data', {}).get('data', [])
+    tokenizers = {about['fingerprint']: about['tokenizer'] for about in abouts}
+    require(len(tokenizers) == 1, 'a model has one tokenizer, and these data, or those of '
+            f'init_from, have {len(tokenizers)}: {", ".join(tokenizers.values())}')
+    require(abouts[0]['n_vocab'] <= n_vocab, f'a model of {n_vocab} tokens has no room for those '
+            f'of {abouts[0]["tokenizer"]}')
+    require(not saved or all(saved['data'][k] == data[k].description() for k in were_read),
+            'the data of this run has changed since it began')
+
+
+class Dataset:
+    "A dataset's windows. Window i always holds the same tokens."
+
+    def __init__(self, folder, split, context):
+        self.folder, self.context = folder, context
+        self.about = json.loads((folder / f'{split}.json').read_text())
+        windows = [(shard['tokens'] - 1) // context for shard in self.about['shards']]
+        self.ends = np.cumsum(windows)          # how many there are, each shard's own included
+        self.begins = self.ends - windows
+
+    def read(self, windows, kinds):
+        """(3, n, T) of n windows: tokens, targets (-1: none), and the targets' marks, in which
+        kinds[i] has the number i + 1."""
+        T = self.context
+        rows = np.zeros((3, len(windows), T), np.int64)
+        new_marks = np.arange(2 * BEGINS)       # our mark for each of the files' marks
+        for i, kind in enumerate(self.about['kinds'], 1):
+            new_marks[i] = 1 + kinds.index(kind)
+            new_marks[i + BEGINS] = new_marks[i] + BEGINS
+        of_shard = self.ends.searchsorted(windows, side='right')
+        first = (windows - self.begins[of_shard]) * T           # its first token's place
+        for s in np.unique(of_shard).tolist():
+            shard = self.about['shards'][s]
+            here = of_shard == s
+            arrays = {}
+            for ending in shard['sha256']:      # .bin and, if there are, .mask and .marks
+                path = self.folder / Path(shard['file']).with_suffix(ending).name
+                dtype = self.about['dtype'] if ending == '.bin' else 'uint8'
+                arrays[ending] = open_file(path, dtype, shard['tokens'])
+            # sliding_window_view(a, n)[i] is a[i:i + n]; a target stands one place after its token
+            tokens = sliding_window_view(arrays['.bin'], T + 1)[first[here]]
+            rows[0, here] = tokens[:, :-1]
+            rows[1, here] = tokens[:, 1:]
+            if '.mask' in arrays:
+                counts = sliding_window_view(arrays['.mask'], T)[first[here] + 1] > 0
+                rows[1, here] = np.where(counts, rows[1, here], -1)
+            if '.marks' in arrays:
+                marks = sliding_window_view(arrays['.marks'], T)[first[here] + 1]
+                rows[2, here] = new_marks[marks]
+        return rows
+
+
+@functools.lru_cache(300)       # a process may have some 1,000 files open
+def open_file(path, dtype, n):
+    "A shard's n tokens, or their mask or marks: mapped, not read."
+    require(dtype in ('uint8', 'uint16', 'uint32'),     # (of objects, bytes would be addresses)
+            f'{path} holds {dtype}, which are no tokens')
+    return np.asarray(np.memmap(path, dtype, 'r', shape=(n,)))      # (a memmap is slow to index)
+
+
+class Loader:
+    """Batches of batch_size rows, of which each process gets its part. Before each row stand the
+    tokens `starts`, for models that expect a text to begin so. They are no targets."""
+
+    def __init__(self, data, batch_size, context, split='train', seed=0, starts=()):
+        self.batch_size, self.context, self.seed, self.starts = batch_size, context, seed, starts
+        self.datasets, shares = [], []
+        for folder in map(find, data if isinstance(data, list) else str(data).split(',')):
+            parts = {'.': 1}                    # the folder itself
+            if (folder / 'mixture.json').exists():
+                parts = json.loads((folder / 'mixture.json').read_text())
+            require(all((folder / part / f'{split}.json').exists() for part in parts),
+                    f'there is no data in {folder}: its prepare.py makes {split}.json')
+            self.datasets += [Dataset(folder / part, split, context) for part in parts]
+            shares += [share / sum(parts.values()) for share in parts.values()]
+        self.n_windows = np.array([each.ends[-1] for each in self.datasets])    # of each dataset
+        # rows of each dataset in a period: rounded down, the rest to the largest remainders
+        exact = np.array(shares) * PERIOD / sum(shares)
+        self.quota = np.floor(exact).astype(int)
+        by_remainder = np.argsort(self.quota - exact, kind='stable')
+        self.quota[by_remainder[:PERIOD - self.quota.sum()]] += 1
+        require(min(*self.n_windows, *self.quota) > 0, f'{data} has a dataset that is shorter than '
+                f'a context of {context} tokens, or whose share is below 1 in {PERIOD}')
+        kinds = [kind for each in self.datasets for kind in each.about['kinds']]
+        self.kinds = [*dict.fromkeys(kinds)]    # of answers, numbered through all datasets
+        rows = int(min(self.n_windows * PERIOD // self.quota))      # till a first epoch is over
+        self.batches_of_an_epoch = max(1, rows // batch_size)
+
+    def description(self):
+        "What a checkpoint keeps of the data, to know it again."
+        quota = self.quota.tolist()
+        return [each.about | dict(rows_of_1000=n) for each, n in zip(self.datasets, quota)]
+
+    def passes(self, batches):
+        "How often the dataset that is read most has been read after so many batches."
+        return max(batches * self.batch_size * self.quota / PERIOD / self.n_windows).item()
+
+    def batch(self, step, first_epoch=False):
+        """(tokens, targets, marks of the targets), (B, T) each; -1 is no target. first_epoch leaves
+        out all other rows: to validate, small data is read once."""
+        n = self.batch_size // SIZE
+        first = step * self.batch_size + RANK * n           # rows count through the whole run
+        periods = range(first // PERIOD, (first + n - 1) // PERIOD + 1)
+        of_periods = [whose_rows(tuple(self.quota.tolist()), self.seed, i) for i in periods]
+        dataset, number = np.concatenate(of_periods, axis=1)[:, first % PERIOD:][:, :n]
+        # Say a row is a dataset's 866th. If that has 500 windows, the row is in its epoch 1, and
+        # holds the window that comes 366th in that epoch's permutation.
+        epoch, place = np.divmod(number, self.n_windows[dataset])
+        rows = np.empty((3, n, self.context), np.int64)
+        for d, e in {*zip(dataset.tolist(), epoch.tolist())}:
+            here = (dataset == d) & (epoch == e)
+            key = seed_for(self.seed, f'epoch of dataset {d}', e)
+            windows = permute(place[here], self.n_windows[d].item(), key)
+            rows[:, here] = self.datasets[d].read(windows, self.kinds)
+        rows = rows[:, epoch == 0] if first_epoch else rows
+        if self.starts:         # a row that has them by itself is padded at its end instead
+            n, no_target = len(self.starts), np.array([0, -1, 0])[:, None, None]
+            has_them = (rows[0, :, :n] == self.starts).all(1)
+            before = np.concatenate((no_target + 0 * rows[..., :n], rows), axis=2)
+            before[0, :, :n] = self.starts
+            after = np.concatenate((rows, no_target + 0 * rows[..., :n]), axis=2)
+            rows = np.where(has_them[:, None], after, before)
+        return torch.from_numpy(rows).unbind()
+
+
+@functools.lru_cache(4)
+def whose_rows(quota, seed, period):
+    "(2, PERIOD): each row's dataset, and how many of that dataset's rows came before."
+    key = seed_for(seed, 'mixture', period)
+    datasets = np.repeat(np.arange(len(quota)), quota)
+    datasets = datasets[permute(np.arange(PERIOD), PERIOD, key)]
+    numbers = np.empty(PERIOD, int)
+    for d, n in enumerate(quota):
+        numbers[datasets == d] = period * n + np.arange(n)
+    return np.stack((datasets, numbers))
+
+
+def permute(places, n, key):
+    """Where places go in the permutation of range(n) that the key picks, without a list of n: there
+    may be billions. (A Feistel network of four rounds permutes the numbers below a power of four,
+    by mixing the two halves of their bits. "Cycle walking" sends a place that lands past n on.)"""
+    bits = max(1, ((n - 1).bit_length() + 1) // 2)              # of a half
+    half = np.uint64(bits)
+    mask = np.uint64(2 ** bits - 1)
+    result = np.array(places, np.uint64)
+    outside = np.ones(len(places), bool)
+    while outside.any():
+        left, right = result[outside] >> half, result[outside] & mask
+        for turn in range(4):
+            z = right + np.uint64((key + turn * 0x9E3779B97F4A7C15) % 2 ** 64)
+            z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)      # splitmix64
+            z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+            left, right = right, left ^ ((z ^ (z >> np.uint64(31))) & mask)
+        result[outside] = (left << half) | right
+        outside = result >= n
+    return result.astype(np.int64)

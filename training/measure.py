@@ -1,0 +1,83 @@
+"What is measured of a model: its validation loss, and the answers that it gets right."
+import torch
+import torch.nn.functional as F
+
+from model import require
+from retrofit import core_of
+from training.loader import BEGINS
+from training.machine import gathered
+
+
+@torch.no_grad()
+def measure(run, metric=None):
+    "What the log says of a run's model: the validation loss, right answers, a metric of its own."
+    model, val, machine, c = run.model, run.data['val'], run.machine, run.c
+    if core := core_of(model):
+        core.rewind()           # so that each measurement draws the same first states
+    with machine.autocast():
+        sums = sum(of_batch for of_batch, *_ in validate(model, val, c.eval_batches, c.grad_accum))
+        sums = gathered(machine, sums.flatten().tolist()).sum(0).view_as(sums)
+        (loss, tokens, _, _), *of_kinds = sums.tolist()
+        kinds = {name: dict(loss=its_loss / its_tokens, accuracy=right / n_answers)
+                 for name, (its_loss, its_tokens, right, n_answers) in zip(val.kinds, of_kinds)
+                 if n_answers}
+        numbers = dict(val_loss=loss / max(1, tokens), kinds=kinds)
+        if metric:              # a mean over rows, of which each process has its own
+            own = {name: float(number) for name, number in metric(model, val).items()}
+            require(not own.keys() & numbers.keys(), 'a metric is called val_loss or kinds')
+            numbers |= dict(zip(own, gathered(machine, [*own.values()]).mean(0).tolist()))
+    return numbers
+
+
+def losses_of(model, tokens, targets):
+    """(the loss of each target, is another token likelier), (B, T) each; logits are made in pieces.
+    (Of equal logits, which bfloat16 has, the first is the likeliest.)"""
+    device = model.norm.weight.device
+    x = model.norm(model.hidden(tokens.to(device))).flatten(0, 1)               # (B*T, C)
+    y = targets.to(device).flatten()
+    losses, wrong = [], []
+    at_once = 4096 if x.is_cuda else max(1, 2 ** 26 // len(model.head.weight))  # 2^26 logits
+    for part, wanted in zip(x.split(at_once), y.split(at_once)):
+        logits = model.head(part)
+        losses.append(F.cross_entropy(logits.float(), wanted, ignore_index=-1, reduction='none'))
+        wrong.append(logits.argmax(-1) != wanted)
+    return (torch.cat(losses).cpu().double().view(targets.shape),
+            torch.cat(wrong).cpu().view(targets.shape))
+
+
+@torch.no_grad()
+def validate(model, loader, batches=0, pieces=1, losses_of=losses_of):
+    """For each of the first batches (0: until a dataset ends): the sums of loss, tokens, right
+    answers and answers, of all tokens and then of each kind; each row's (loss, tokens); each
+    answer's (kind, is it right)."""
+    n = loader.batches_of_an_epoch
+    for step in range(min(batches or n, n)):
+        sums = torch.zeros(1 + len(loader.kinds), 4, dtype=torch.float64)
+        of_rows, of_answers = [], []
+        for x, y, marks in zip(*(t.chunk(pieces) for t in loader.batch(step, first_epoch=True))):
+            if len(x) == 0:                     # small data: all these rows are of a second epoch
+                continue
+            losses, wrong = losses_of(model, x, y)
+            for of_row in torch.stack((losses.sum(1), (y != -1).sum(1)), dim=1):
+                sums[0, :2] += of_row       # one by one: so pieces do not change the last bit
+                of_rows.append(of_row)
+            for kind in range(1, len(sums)):
+                here = marks % BEGINS == kind
+                sums[kind, :2] += torch.stack((losses[here].sum(), here.sum()))
+            for kind, is_right in answers(marks, wrong):
+                sums[kind, 2:] += torch.tensor((is_right, 1))
+                of_answers.append((kind, is_right))
+        yield sums, of_rows, of_answers
+
+
+def answers(marks, wrong):
+    """(kind, is all of it right) of each answer that begins in these rows (B, T): with a mark of
+    128 + kind. Its other tokens have the mark `kind`, so it ends before another mark."""
+    firsts = (marks >= BEGINS).nonzero().tolist()
+    marks, wrong = marks.tolist(), wrong.tolist()
+    for row, first in firsts:
+        kind = marks[row][first] - BEGINS
+        end = first + 1
+        while end < len(marks[row]) and marks[row][end] == kind:
+            end += 1
+        yield kind, not any(wrong[row][first:end])

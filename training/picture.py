@@ -1,0 +1,45 @@
+"The picture of runs, a row for each: left the losses, right how many answers are right."
+import numpy as np
+
+from training.checkpoint import whole
+
+
+def draw(logs, path):
+    "logs: {a run's name: the lines of its log}. At a dotted line the depth changes."
+    from matplotlib.figure import Figure        # here: a run needs none
+    figure = Figure((12, 4.5 * len(logs)), layout='constrained')
+    for name, (left, right) in zip(logs, figure.subplots(len(logs), 2, squeeze=False)):
+        draw_run(logs[name], left, right)
+        left.set(title=name, xlabel='steps', ylabel='loss (nats per token)')
+        right.set(xlabel='steps', ylabel='% of the answers that are right', ylim=(-3, 103))
+    with whole(path) as new:
+        figure.savefig(new, format='png', dpi=130)
+
+
+def draw_run(lines, left, right):
+    for name, label, colour in ('loss', 'training', '#bbbbbb'), ('val_loss', 'validation', 'C0'):
+        its = [line for line in lines if name in line]
+        left.plot([line['step'] for line in its], [line[name] for line in its], colour, label=label)
+    measured = [line for line in lines if 'kinds' in line]
+    for i, kind in enumerate(dict.fromkeys(kind for line in measured for kind in line['kinds'])):
+        its = [line for line in measured if kind in line['kinds']]
+        steps = [line['step'] for line in its]
+        if kind == 'text':                      # it is no puzzle: it has a loss, and no answers
+            of_text = [line['kinds'][kind]['loss'] for line in its]
+            left.plot(steps, of_text, 'C1', label='on text alone')
+            continue
+        share = [100 * line['kinds'][kind]['accuracy'] for line in its]
+        [curve] = right.plot(steps, share)
+        # A legend would hide the curves, and all end at one height. So each name has a height of
+        # its own, and stands where its curve first comes so high.
+        height = min(max(share), 30 + 12 * i)
+        end = 1 + next(j for j, each in enumerate(share) if each >= height)
+        x = np.interp(height, share[:end][-2:], steps[:end][-2:])
+        right.text(x, height, f'{kind} ', color=curve.get_color(), ha='right', weight='bold')
+    for line in lines:
+        if line['step'] == 0 or line.keys() & {'grown', 'looped'}:
+            for ax in (left, right):
+                ax.axvline(line['step'], ls=':', color='#888888')
+                ax.text(line['step'], 0.02, f' {line["depth"]} layers', rotation=90,
+                        transform=ax.get_xaxis_transform())
+    left.legend()

@@ -1,0 +1,108 @@
+"Skip this, a general tool: a command line and configs, which are Python, fill a dataclass."
+import contextlib
+import difflib
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Literal, Union, get_args, get_origin
+
+from model import Refused, require
+
+
+def config_file(path, kinds):
+    "{name: value} of a config: Python that assigns settings, and may have _names of its own."
+    file = find(path).resolve()
+    require(file.suffix == '.py' and file.is_file(), f'there is no config {path}')
+    names = dict(__name__='config', __file__=str(file))
+    sys.path.insert(0, str(file.parent))        # it may import its neighbours
+    try:
+        exec(compile(file.read_text(encoding='utf-8'), str(file), 'exec'), names)
+    finally:
+        sys.path.remove(str(file.parent))
+    return {name: setting(name, value, kinds) for name, value in names.items()
+            if name in kinds or not is_private(name, value, kinds)}
+
+
+def is_private(name, value, kinds):
+    "Is it a config's own business? A function `optimiser` is not: it should be `optimizer`."
+    if name.startswith('_'):
+        return True
+    functions = [each for each in kinds if Callable in choices(kinds[each])]
+    if inspect.isfunction(value) and difflib.get_close_matches(name, functions, 1, 0.7):
+        return False
+    return callable(value) or inspect.ismodule(value)
+
+
+def read(cls, argv, plain_word=config_file):
+    """A command line as an instance of a dataclass: --name=value or --name value for its fields.
+    A word without dashes is a config, or what a nanodepth command's plain_word makes of it."""
+    if {'-h', '--help'} & {*argv}:      # the settings with their comments, a parent class's too
+        print(sys.modules[cls.__module__].__doc__, *map(inspect.getsource, cls.__mro__[:-1]))
+        sys.exit()
+    kinds = {each.name: each.type for each in fields(cls)}
+    values, options, words = {}, {}, list(argv)
+    while words:
+        word = words.pop(0)
+        if not word.startswith('--'):
+            values |= plain_word(word, kinds)
+            continue
+        name, has_value, text = word[2:].partition('=')
+        if not has_value:
+            after = words[0] if words else '--'
+            is_flag = bool in choices(kinds.get(name)) and after not in ('true', 'false', 'auto')
+            require(is_flag or not after.startswith('--'), f'{word} has no value')
+            text = 'true' if is_flag else words.pop(0)          # --wandb is --wandb=true
+        options[name] = setting(name, text, kinds)
+    return cls(**values | options)
+
+
+def setting(name, value, kinds):
+    "A setting's value as its kind, or a line that says what is wrong."
+    near = ''.join(f'; did you mean {each}?' for each in difflib.get_close_matches(name, kinds, 1))
+    require(name in kinds, f'{name} is no setting{near} (a config writes _{name} for its own)')
+    try:
+        return as_kind(value, kinds[name])
+    except ValueError:
+        raise Refused(f'{name}={value} must be {inspect.formatannotation(kinds[name])}') from None
+
+
+def choices(kind):
+    "The kinds that a value may have: of int | None, both."
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+
+
+def as_kind(value, kind):
+    "A value as this kind, or a ValueError. On a command line it is a text, in a config anything."
+    text = str(value)
+    inside = get_args(kind)
+    if get_origin(kind) in (Union, UnionType):          # the first that fits: None before a text
+        for each in sorted(inside, key=lambda each: each is not NoneType):
+            with contextlib.suppress(ValueError):
+                return as_kind(value, each)
+    elif get_origin(kind) is Literal:
+        if text in inside:
+            return text
+    elif get_origin(kind) in (list, tuple):
+        items = value if isinstance(value, (list, tuple)) else text.split(',')
+        return get_origin(kind)(as_kind(item, inside[0]) for item in items if item != '')
+    elif kind in (bool, NoneType):
+        known = dict(true=True, false=False) if kind is bool else dict(none=None)
+        if text.lower() in known:
+            return known[text.lower()]
+    elif kind is int:                                   # 1e3 is one; of steps, 1.0 is a share
+        if '.' not in text and float(text).is_integer():
+            return int(text) if text.lstrip('-').isdigit() else int(float(text))
+    elif kind in (float, Path):
+        return kind(text)
+    elif isinstance(value, get_origin(kind) or kind):   # a text, a function, a Span, a dict
+        return value
+    raise ValueError
+
+
+def find(path):
+    "A config or data: in the current folder, else in that of train.py."
+    beside = Path(__file__).resolve().parents[1] / path
+    return Path(path) if Path(path).exists() or not beside.exists() else beside
