@@ -20,13 +20,14 @@ Usage:
 """
 import copy
 import dataclasses
+import functools
 import sys
 from typing import NamedTuple
 
 import torch
 
 from loop import repeat_block
-from model import Refused
+from model import Refused, require
 
 # -------------------------------------------------------------------------------- operators: orders
 
@@ -67,9 +68,9 @@ def untie(model, order, optimizer=None, init=None):
                 begin as; None: they are exact copies
     """
     new_order, sources = renumbered(order)      # new layer i is a copy of the old layer sources[i]
-    layers = torch.nn.ModuleList(copy.deepcopy(model.layers[i]) for i in sources)
-    new = copy.deepcopy(model, {id(model.layers): layers})      # these are model.layers' copy
-    new.config = dataclasses.replace(model.config, n_layer=len(sources), order=None)
+    new = copy.deepcopy(model)
+    new.layers = torch.nn.ModuleList(copy.deepcopy(model.layers[i]) for i in sources)
+    new.config = dataclasses.replace(model.config, n_layer=len(sources))
     new.order = new_order
     if init is not None:
         with torch.no_grad():
@@ -84,17 +85,17 @@ def untie(model, order, optimizer=None, init=None):
 
 def renumbered(order, first=0):
     """(the order with its layers numbered anew from `first` on, one after another; the old number
-    of each). [3, 3, 5] gives [0, 1, 2] and [3, 3, 5]. The items of a Step are numbered once, so
-    what a Step runs several times stays one layer."""
+    of each). [3, 3, 8] gives [0, 1, 2] and [3, 3, 8]. The items of a Span are numbered once, so
+    what a Span runs several times stays one layer."""
     new_order, sources = [], []
     for item in order:
         if isinstance(item, int):
             new_order.append(first + len(sources))
             sources.append(item)
         else:
-            step = copy.copy(item)
-            step.items, its_sources = renumbered(item.items, first + len(sources))
-            new_order.append(step)
+            span = copy.copy(item)
+            span.items, its_sources = renumbered(item.items, first + len(sources))
+            new_order.append(span)
             sources += its_sources
     return new_order, sources
 
@@ -124,7 +125,7 @@ def hand_over(optimizer, model, new, sources):
 
 def prop_schedule(steps, n_stages, alpha=1.0):
     """PROP-alpha: stage i gets steps in proportion to i^alpha, rounded down, the last one the rest.
-    Below 0 the shallow stages are the longest."""
+    With alpha below 0 the shallow stages are the longest."""
     weights = [i ** alpha for i in range(1, n_stages + 1)]
     lengths = [int(steps * w / sum(weights)) for w in weights]
     lengths[-1] += steps - sum(lengths)
@@ -137,7 +138,7 @@ def growths(grow, start, end, block):
     operator = GROWTH[grow] if isinstance(grow, str) else grow
     orders, depths = [], [start]
     while depths[-1] < end:
-        orders.append(operator(depths[-1], block))
+        orders.append([int(i) for i in operator(depths[-1], block)])    # numpy's, too
         depths.append(len(orders[-1]))
         assert depths[-1] > depths[-2], f'{grow} does not grow {depths[-2]} layers: {orders[-1]}'
         assert max(orders[-1]) < depths[-2], f'{orders[-1]} names more than {depths[-2]} layers'
@@ -154,18 +155,18 @@ class Stage(NamedTuple):
     n_layer: int
 
 
+@functools.lru_cache        # a run asks in every step
 def growth_plan(grow, end, block, constant_steps, alpha=1.0, start=None):
     """The Stages from `start` layers (None: one block) to `end`. The model has its full depth when
     the constant phase (warm-up included) ends and the decay begins."""
-    start = start or block
-    orders = [None, *growths(grow, start, end, block)]
-    depths = [start, *map(len, orders[1:])]
-    lengths = prop_schedule(constant_steps, len(depths), alpha)
-    if min(lengths) < 1:
-        raise Refused(f'{constant_steps} steps before the decay are too few for {len(depths)} '
-                      f'stages of {depths} layers')
-    firsts = [sum(lengths[:i]) for i in range(len(lengths))]
-    return [Stage(*each) for each in zip(firsts, orders, depths)]
+    orders = growths(grow, start or block, end, block)
+    lengths = prop_schedule(constant_steps, 1 + len(orders), alpha)
+    require(min(lengths) >= 1, f'{constant_steps} steps before the decay are too few for '
+            f'{len(lengths)} stages from {start or block} to {end} layers')
+    stages = [Stage(0, None, start or block)]
+    for order, length in zip(orders, lengths):      # the stage before takes so many steps
+        stages.append(Stage(stages[-1].first_step + length, order, len(order)))
+    return stages
 
 
 if __name__ == '__main__':

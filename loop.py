@@ -53,7 +53,7 @@ def parse_loop(text):
 
 
 def fit_loop(text, n_layer):
-    "parse_loop for a model of n_layer layers. All must be named: another would not be trained."
+    "parse_loop for a model of n_layer layers. It must name all: one left out would not be trained."
     order = parse_loop(text)
     if max(order) + 1 != n_layer:
         raise Refused(f'the loop {text} has {max(order) + 1} unique layers, but the model has '
@@ -72,4 +72,7 @@ def running(model, order):
 
 
 if __name__ == '__main__':
-    print(parse_loop(sys.argv[1]) if len(sys.argv) == 2 else __doc__)
+    try:
+        print(parse_loop(sys.argv[1]) if len(sys.argv) == 2 else __doc__)
+    except Refused as error:
+        sys.exit(f'loop: {error}')

@@ -2,7 +2,7 @@
 
 The idea: a model owns its unique layers, and an *order* says which of them run, one after the
 other. [0, 1, 2, 3] is an ordinary four-layer model, [0, 1, 2, 3, 0, 1, 2, 3] the same four layers
-looped twice, [0, 1, 3] one with layer 2 skipped. An item of an order may also be a Step, which
+looped twice, [0, 1, 3] one with layer 2 skipped. An item of an order may also be a Span, which
 holds an order of its own and says how that runs: a Core of retrofit.py, a Window of wrapper.py. So
 looping, growing, retrofitting and wrapping are four ways to write this list. A model's depth, its
 cost and its cache follow from it.
@@ -18,6 +18,8 @@ Usage:
     loss = model(tokens, targets, order=[0, 1, 2, 3, 2, 3])     # the last two layers run twice
     model.order = [0, 1, 2, 3, 2, 3]                            # from now on
 """
+import functools
+import hashlib
 import math
 from dataclasses import dataclass
 
@@ -29,6 +31,19 @@ from torch.utils.checkpoint import checkpoint
 
 class Refused(ValueError):
     "A user's mistake, as one line. (What a programmer gets wrong ends in an assert.)"
+
+
+def require(condition, line):
+    "An assert of what a user may get wrong."
+    if not condition:
+        raise Refused(line)
+
+
+@functools.lru_cache
+def seed_for(seed, purpose, step=0):
+    "63 bits. Every random draw is a function of these three, so no generator is ever saved."
+    digest = hashlib.blake2b(f'{seed} {purpose} {step}'.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, 'big') >> 1
 
 
 @dataclass
@@ -45,63 +60,59 @@ class ModelConfig:
     tie_embeddings: bool = True         # the unembedding is the embedding
     head_dim: int | None = None         # None: n_embd / n_head
     ln_scaling: bool = False            # the norms at depth d are scaled by 1/sqrt(d + 1)
-    order: list[int] | None = None      # what LM.order begins as; None: each layer once
     # what checkpoints of other families need
     rope_scaling: dict | None = None    # Llama 3's way to stretch a short context
     qk_norm: bool = False               # Qwen 3's RMSNorm on each head's queries and keys
     qkv_bias: bool = False              # Qwen 2's biases of queries, keys and values
 
     def __post_init__(self):
-        assert self.head_dim or self.n_embd % self.n_head == 0, 'heads of no whole width'
+        require(self.head_dim or self.n_embd % self.n_head == 0,
+                'n_head does not divide n_embd: give head_dim')
         self.head_dim = self.head_dim or self.n_embd // self.n_head
         self.n_kv_head = self.n_kv_head or self.n_head
         self.ffn_dim = self.ffn_dim or 32 * math.ceil(self.n_embd * 8 / 3 / 32)
-        assert self.head_dim % 2 == 0, f'head_dim={self.head_dim}: rotary positions turn pairs'
-        assert self.n_head % self.n_kv_head == 0, f'{self.n_head} heads, {self.n_kv_head} for keys'
+        require(self.head_dim % 2 == 0, f'head_dim={self.head_dim}: rotary positions turn pairs')
+        require(self.n_head % self.n_kv_head == 0, f'{self.n_head} and {self.n_kv_head} heads')
 
 
-class Step:
+class Span:
     """An item of an order that holds an order of its own. This one runs it as if it were not there;
-    a subclass says otherwise. Its weights are the model's."""
-
-    takes_r = False         # a Core does: it runs r times
+    a subclass says otherwise. What it needs stands on it, and its weights are the model's."""
 
     def __init__(self, items):
         self.items = list(items)
 
-    def __call__(self, model, x, depth, **how):
-        """The stream (B, T, C) after it. Its first layer stands at `depth`; `how` is what else
-        LM.run was given (a cache, a tap, and what a Core asks for)."""
-        return model.run(x, self.items, depth, **how)
+    def __call__(self, model, x, depth, cache=None, tap=None):
+        "The stream x (B, T, C) after it. Its first layer stands at `depth`."
+        return model.run(x, self.items, depth, cache, tap)
 
-    def unrolled(self, r=None):
+    def unrolled(self):
         "The numbers of its layers, in the order in which they run."
-        return unrolled(self.items, r)
+        return unrolled(self.items)
 
-    def flops(self, model, context, r=None, backprop_depth=None):
-        return model.flops_of(self.items, context, r, backprop_depth)
+    def flops(self, model, context):
+        return model.flops_of(self.items, context)
 
     def settings(self):
-        "What a checkpoint keeps: type(self)(items, **settings) is this step again."
+        "What a checkpoint keeps: type(self)(items, **settings) is this span again."
         return {}
 
 
-def unrolled(order, r=None):
-    """The numbers of an order's layers as they run, Steps written out: as many as the model is
-    deep. A Core runs r times (None: as often as it says itself)."""
+def unrolled(order):
+    "The numbers of an order's layers as they run, Spans written out. A depth is a place in it."
     layers = []
     for item in order:
-        layers += [item] if isinstance(item, int) else item.unrolled(r)
+        layers += [item] if isinstance(item, int) else item.unrolled()
     return layers
 
 
-def steps_in(order):
-    "The Steps of an order, also those within others."
-    steps = []
+def spans_in(order):
+    "The Spans of an order, also those within others."
+    spans = []
     for item in order:
         if not isinstance(item, int):
-            steps += [item, *steps_in(item.items)]
-    return steps
+            spans += [item, *spans_in(item.items)]
+    return spans
 
 
 def seen(cache, depth=0):
@@ -158,17 +169,14 @@ class Attention(nn.Module):
                 k = torch.cat((cache[depth][0], k), dim=2)                      # (B, Hkv, S, hd)
                 v = torch.cat((cache[depth][1], v), dim=2)
             cache[depth] = k, v
-        is_causal, mask, S = True, None, k.shape[2]     # a whole text: S == T
-        # (Without a cache T < S is not asked, or torch.compile would make a graph for each length.)
-        if cache is not None and T < S:     # the last T of S tokens, which see all before them
-            is_causal = False
-            if T > 1:
-                mask = torch.ones(T, S, dtype=torch.bool, device=x.device).tril(S - T)
-        if x.is_cuda and q.dtype == torch.float32:  # CUDA's fast float32 kernel knows no groups
-            group = self.n_head // self.n_kv_head
-            k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+        S = k.shape[2]
+        # (`T == S` alone would make torch.compile write a graph for each length.)
+        is_causal = cache is None or T == S
+        mask = None
+        if not is_causal and T > 1:         # the last T of S tokens, which see all before them
+            mask = torch.ones(T, S, dtype=torch.bool, device=x.device).tril(S - T)
         y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal,
-                                           enable_gqa=k.shape[1] < self.n_head)
+                                           enable_gqa=self.n_kv_head < self.n_head)
         return self.o(y.transpose(1, 2).reshape(B, T, -1))                      # (B, T, C)
 
 
@@ -184,10 +192,10 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: the residual stream in, the residual stream out. Its depth is passed in, because
-    one layer may run at several; only a cache and a tap look at it. `scale` is LN-scaling's factor,
-    a tensor, so that one compiled Block serves all depths. tap(depth, part, x, update), where part
-    is 'attn' or 'mlp', returns what is added to the stream x instead of the update."""
+    """One layer: the residual stream in, the residual stream out. Its depth is for a cache and a
+    tap alone. `scale` is LN-scaling's factor, a tensor, so that one compiled Block serves all
+    depths. tap(depth, part, x, update), where part is 'attn' or 'mlp', returns what is added to the
+    stream x instead of the update."""
 
     def __init__(self, config):
         super().__init__()
@@ -205,13 +213,17 @@ class Block(nn.Module):
         return x + (update if tap is None else tap(depth, 'mlp', x, update))    # (B, T, C)
 
 
-class LM(nn.Module):
-    compiled_loss = None        # loss_of_piece, if train.py compiled it on a GPU
+def memory_of(device):
+    is_cuda = device.type == 'cuda'
+    # elsewhere as if it were 4 GiB
+    return torch.cuda.get_device_properties(device).total_memory if is_cuda else 2 ** 32
 
+
+class LM(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.config = config
-        self.order = list(config.order or range(config.n_layer))    # what runs: yours to set
+        self.order = list(range(config.n_layer))        # what runs: yours to set
         self.embed = nn.Embedding(config.vocab_size, config.n_embd)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.norm = nn.RMSNorm(config.n_embd, config.norm_eps)
@@ -230,61 +242,71 @@ class LM(nn.Module):
             # at 0.02, Adam's steps would rewrite a token before attention has learned to match it
             nn.init.normal_(self.embed.weight, std=1.0)
 
-    def run(self, x, order, depth=0, cache=None, tap=None, r=None, backprop_depth=None,
-            generator=None):
-        """The stream x (B, T, C) after an order's items, of which the first stands at `depth`. The
-        last three arguments are for a Core."""
+    def run(self, x, order, depth=0, cache=None, tap=None):
+        "The stream x (B, T, C) after an order's items, of which the first stands at `depth`."
         start = seen(cache, depth)
         end = start + x.shape[1]
-        if end > self.config.context:
-            raise Refused(f'{end} tokens are more than the context of {self.config.context}')
+        require(end <= self.config.context,
+                f'{end} tokens are more than the context of {self.config.context}')
         rope = self.cos[start:end, None], self.sin[start:end, None]             # (T, 1, hd/2) each
         for item in order:
             if isinstance(item, int):
-                x = self.layers[item](x, rope, self.scale_at(depth, x), depth, cache, tap)
+                scale = None
+                if self.config.ln_scaling:      # a tensor: a number would compile for each depth
+                    scale = torch.full((), depth + 1.0, device=x.device).rsqrt().to(x.dtype)
+                x = self.layers[item](x, rope, scale, depth, cache, tap)
                 depth += 1
             else:
-                x = item(self, x, depth, cache=cache, tap=tap, r=r, backprop_depth=backprop_depth,
-                         generator=generator)
-                depth += len(item.unrolled(r))
+                x = item(self, x, depth, cache, tap)
+                depth += len(item.unrolled())
         return x                                                                # (B, T, C)
 
-    def scale_at(self, depth, x):
-        "LN-scaling's factor, or None. (As a number it would compile a Block for each depth.)"
-        if self.config.ln_scaling:
-            return torch.full((), depth + 1.0, device=x.device).rsqrt().to(x.dtype)
-
-    def hidden(self, tokens, order=None, cache=None, r=None, **how):
+    def hidden(self, tokens, order=None, cache=None, tap=None):
         "The stream before the final norm: (B, T) -> (B, T, C)."
         order = self.order if order is None else order
-        if r is not None and not any(step.takes_r for step in steps_in(order)):
-            raise Refused(f'r={r} is for a recurrent core, and the order {order} has none')
-        layers = unrolled(order, r)
-        assert layers and min(layers) >= 0, f'an order names layers from 0 on, not {order}'
-        if cache is not None and cache.setdefault('layers', layers) != layers:
-            raise Refused('this cache holds the keys of another order or r: go on with that')
-        return self.run(self.embed(tokens), order, cache=cache, r=r, **how)
+        layers = unrolled(order)
+        require(layers and {*layers} <= {*range(len(self.layers))},
+                f'the order {order} names layers that this model of {len(self.layers)} has not')
+        if cache is not None:
+            cache.setdefault('layers', layers)
+            require(cache['layers'] == layers,
+                    'this cache holds the keys of another order or r: go on with that')
+        return self.run(self.embed(tokens), order, 0, cache, tap)
 
-    def forward(self, tokens, targets=None, **how):
+    def forward(self, tokens, targets=None, order=None, cache=None, tap=None):
         """Logits (B, T, V); or, given targets (B, T), the mean loss over those that are not -1, or
-        0 without any. `how` is what `hidden` takes."""
-        x = self.norm(self.hidden(tokens, **how))                               # (B, T, C)
+        0 without any."""
+        x = self.norm(self.hidden(tokens, order, cache, tap))                   # (B, T, C)
         if targets is None:
             return self.head(x)
         n = (targets != -1).sum().clamp(min=1)
-        return sum_of_losses(x.flatten(0, 1), self.head.weight, targets.flatten(),
-                             self.compiled_loss) / n
+        return self.sum_of_losses(x.flatten(0, 1), targets.flatten()) / n
+
+    def sum_of_losses(self, x, targets):
+        "The cross-entropies of the logits of x (n, C) over the targets that are not -1, added up."
+        weight = self.head.weight
+        # Logits (of 2 bytes) of over a tenth of the memory are made in pieces, and again for the
+        # backward pass.
+        if 2 * len(x) * len(weight) <= memory_of(x.device) // 10:
+            return self.cross_entropy(x, weight, targets)
+        return sum(checkpoint(self.cross_entropy, part, weight, answers, use_reentrant=False)
+                   for part, answers in zip(x.split(4096), targets.split(4096)))
+
+    @staticmethod
+    def cross_entropy(x, weight, targets):      # (a run on a GPU compiles it)
+        logits = F.linear(x, weight).float()
+        return F.cross_entropy(logits, targets, ignore_index=-1, reduction='sum')
 
     @torch.no_grad()
     def generate(self, tokens, max_new_tokens, temperature=1.0, top_k=None, generator=None,
-                 order=None, r=None):
+                 order=None):
         """Continue tokens (B, T). Temperature 0 takes the likeliest one. Past the context the
         window slides: each token is drawn from the last `context` ones, as if none came before."""
         cache = None
         for _ in range(max_new_tokens):
             if not cache or seen(cache) == self.config.context:     # full: all of it is read again
                 cache, inputs = {}, tokens[:, -self.config.context:]
-            x = self.norm(self.hidden(inputs, order, cache, r)[:, -1])          # (B, C)
+            x = self.norm(self.hidden(inputs, order, cache)[:, -1])             # (B, C)
             logits = self.head(x).float()                                       # (B, V)
             if top_k:
                 kth = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
@@ -297,56 +319,20 @@ class LM(nn.Module):
             tokens = torch.cat((tokens, inputs), dim=1)
         return tokens
 
-    def unrolled(self, order=None, r=None):
-        return unrolled(self.order if order is None else order, r)
-
     def num_params(self):
         return sum(p.numel() for p in self.parameters())        # a tied head counts once
 
-    def flops_per_token(self, order=None, context=None, r=None, backprop_depth=None):
+    def flops_per_token(self, order=None, context=None):
         """Training FLOPs of one token: 6 for each weight that multiplies it, and for each layer run
         12 T (heads x head_dim) for attention's two products, in rows of T = `context` tokens (None:
         the longest). The head counts, embedding and norms do not, as in the paper's Table 7."""
         order = self.order if order is None else order
         context = context or self.config.context
-        return 6 * self.head.weight.numel() + self.flops_of(order, context, r, backprop_depth)
+        return 6 * self.head.weight.numel() + self.flops_of(order, context)
 
-    def flops_of(self, order, context, r=None, backprop_depth=None):
+    def flops_of(self, order, context):
         "The same of a part of an order, without the head."
         weights = sum(p.numel() for p in self.layers[0].parameters() if p.dim() == 2)
         of_layer = 6 * weights + 12 * context * self.config.n_head * self.config.head_dim
-        return sum(of_layer if isinstance(item, int) else
-                   item.flops(self, context, r, backprop_depth) for item in order)
-
-
-# ---------------------------------------------------------------------------- the loss, in pieces
-
-def sum_of_losses(x, weight, targets, compiled_loss=None):
-    """The cross-entropies of the logits of x (n, C) over the targets that are not -1, added up.
-    With a large vocabulary the logits are made in pieces, because all at once would be a step's
-    largest tensor. (What follows the first two lines saves memory, and changes nothing else.)"""
-    if len(weight) < 16_384:
-        return loss_of_piece(x, weight, targets)
-    is_float32 = x.dtype == torch.float32 and not torch.is_autocast_enabled(x.device.type)
-    if not x.is_cuda and is_float32 and hasattr(nn, 'LinearCrossEntropyOptions'):       # torch 2.12
-        options = nn.LinearCrossEntropyOptions(batch_chunk_size=512)    # its own are too small
-        return F.linear_cross_entropy(x, weight, targets, ignore_index=-1, reduction='sum',
-                                      options=options)
-    # A compiled piece keeps its logits for the backward pass, in bfloat16. That is the fastest, if
-    # all of them fit into a tenth of the GPU.
-    if compiled_loss and 2 * len(x) * len(weight) <= memory_of(x.device) // 10:
-        return sum(compiled_loss(part, weight, answers)
-                   for part, answers in zip(x.split(16_384), targets.split(16_384)))
-    # else each piece keeps nothing, and is computed once more in the backward pass
-    return sum(checkpoint(compiled_loss or loss_of_piece, part, weight, answers,
-                          use_reentrant=False)
-               for part, answers in zip(x.split(4096), targets.split(4096)))
-
-
-def loss_of_piece(x, weight, targets):
-    logits = F.linear(x, weight).float()
-    return F.cross_entropy(logits, targets, ignore_index=-1, reduction='sum')
-
-
-def memory_of(device):
-    return torch.cuda.get_device_properties(device).total_memory
+        return sum(of_layer if isinstance(item, int) else item.flops(self, context)
+                   for item in order)

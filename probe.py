@@ -6,10 +6,8 @@ starts at any depth: each probe is a few lines on top of these three.
 
 Papers: "Do Depth-Grown Models Overcome the Curse of Depth?", section 4 and appendix B; "From
 Growing to Looping", section 4.1 and appendix E (after Csordas et al.).
-Here, where they are silent or differ: layers count from 0. A layer's contribution is removed for
-the tokens 0 to t, and the effect measured at the later ones: for every t if there are no more than
-32 tokens, else for 16 random ones. What is observed is a whole layer's update, by its depth in the
-order.
+Here, where they are silent or differ: a layer's contribution is removed for the tokens 0 to t, and
+the effect measured at the later ones: for every t of up to 32 tokens, else for 16 random ones.
 
 Usage:
     score, per_layer = depth_score(model, tokens)       # where does its work reach later tokens?
@@ -22,7 +20,7 @@ import sys
 import torch
 
 from loop import running, split
-from model import Refused, steps_in
+from model import Refused, require, spans_in, unrolled
 
 
 # ------------------------------------------------------------------ the idea: what moves without it
@@ -75,24 +73,22 @@ def record(model, tokens):
         kept[part].append(update)
         return update
     out = model.hidden(tokens, tap=tap)
-    if len(kept['attn']) != len(model.unrolled()):
-        raise Refused('a Window runs its layers several times at one depth, so there is no one '
-                      'update of them: look at the model without it')
+    require(len(kept['attn']) == len(unrolled(model.order)), 'a Window runs its layers several '
+            'times at one depth, so there is no one update of them: look at the model without it')
     return {name: torch.stack(values) for name, values in kept.items()} | dict(out=out)
 
 
 def plain_order(model):
-    "Does a model run layers alone, no Step? Then a layer's input is the sum of earlier updates."
-    return not steps_in(model.order)
+    "Does a model run layers alone, no Span? Then a layer's input is the sum of earlier updates."
+    return not spans_in(model.order)
 
 
 def run_from(model, plain, d, tokens, tap):
-    "The last stream, run again from a depth on. (An order with a Step is run from its start.)"
+    "The last stream, run again from a depth on. (An order with a Span is run from its start.)"
     if plain_order(model):
         return model.run(plain['input'][d], model.order[d:], d, tap=tap)
-    if any(getattr(step, 'fresh', False) for step in steps_in(model.order)):
-        raise Refused('each forward of this model begins with fresh noise, which would be measured '
-                      'too: set core_of(model).fresh = False')
+    require(not any(getattr(span, 'fresh', False) for span in spans_in(model.order)),
+            'each forward begins with fresh noise, which would be measured: set core.fresh = False')
     return model.hidden(tokens, tap=tap)
 
 
@@ -119,15 +115,14 @@ def future_effects(model, tokens, part='layer', propagate=True, future=True, bou
                 layer's own input, and the layers between are as they were
     """
     assert part in ('layer', 'attn', 'mlp')
-    if not propagate and not plain_order(model):
-        raise Refused('behind an adapter a layer\'s input is no sum of earlier updates, so there '
-                      'is no contribution to take out of it: propagate=True')
+    require(propagate or plain_order(model),
+            "after an adapter a layer's input is no sum of updates: propagate=True")
     plain = record(model, tokens)
     updates = plain['attn'] + plain['mlp']                                      # (D, B, T, C)
     sizes = updates.norm(dim=-1).clamp(min=torch.finfo(updates.dtype).tiny)     # (D, B, T)
     D, T = len(updates), tokens.shape[1]
     matrix = torch.zeros(D, D, device=tokens.device)
-    updates_without = updates_after if propagate else updates_one_by_one
+    updates_without = rerun_without if propagate else directly_without
     for erased in range(D):
         for t in pick_boundaries(T, boundaries) if future else [T - 1]:
             new = updates_without(model, plain, erased, t, part, tokens)        # {depth: (B, T, C)}
@@ -138,7 +133,7 @@ def future_effects(model, tokens, part='layer', propagate=True, future=True, bou
     return matrix
 
 
-def updates_after(model, plain, erased, t, part, tokens):
+def rerun_without(model, plain, erased, t, part, tokens):
     "{depth: its update}, run again without what one layer adds at the tokens up to t."
     updates = {}
     without = erase(erased, t, part)
@@ -151,7 +146,7 @@ def updates_after(model, plain, erased, t, part, tokens):
     return updates
 
 
-def updates_one_by_one(model, plain, erased, t, part, tokens):
+def directly_without(model, plain, erased, t, part, tokens):
     "The same, where it is missing only from each later layer's own input."
     added = sum(plain[name][erased] for name in ('attn', 'mlp') if part in ('layer', name))
     updates = {}
@@ -228,10 +223,17 @@ def order_sweep(model, score, change, lengths):
 
 
 if __name__ == '__main__':
-    from train import Config, Loader, load      # here: who imports a probe needs no training
+    from training.checkpoint import load        # here: who imports a probe needs no training
+    from training.loader import Loader
+    if len(sys.argv) < 2:
+        raise SystemExit(__doc__)
     for folder in sys.argv[1:]:
-        model, saved = load(folder)
-        c = Config(**saved['config'])
-        tokens = Loader(c, c.data, 'val').batch(0)[0][:20]      # as many rows as in the papers
+        try:
+            model, saved = load(folder)
+            data, context = saved['config']['data'], saved['config']['context']
+            val = Loader(data, 20, context, 'val')              # as many rows as in the papers
+        except Refused as error:
+            sys.exit(f'probe: {error}')
+        tokens, *_ = val.batch(0)
         score, w = depth_score(model.eval(), tokens)
         print(f'{folder}: depth score {score:.2f}; by layer', *(f'{each:.4f}' for each in w))

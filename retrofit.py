@@ -11,22 +11,17 @@ Paper: "Teaching Pretrained Language Models to Think Deeper with Retrofitted Rec
 additive adapter), E (the cuts).
 Differs:
 - The adapter begins as (s, e) to e. So with no layer dropped the model is its parent, at any r (but
-  LN-scaling sees the depth).
-- Each place in a text has a first state of its own, which is always the same.
-- The paper prints no numbers for these two, but the authors' code does. Theirs are
-  inject='authors', start='authors' and fresh=True.
-- In training r is 1 + Poisson(rate), of a rate that is random, too, as in the authors' code.
-  Their mean_recurrence, here mean_r, is the mean of the rate. So r averages mean_r + 1.
+  LN-scaling sees the depth). Each place in a text has one first state, which is always the same.
+  What the authors' code does is inject='authors', start='authors' and fresh=True.
 - We draw r once per step. They draw it once per micro-batch, so their grad_accum changes results.
 
 Usage:
     model = surgery(model, '2-2-2')         # model.order is now [0, 1, Core([2, 3]), 4, 5]
-    logits = model(tokens, r=8)             # the core runs eight times; None: core_of(model).r
+    core_of(model).r = 8                    # from now on the core runs eight times
     python retrofit.py out/baseline 2-2-2   # cuts a run of train.py into out/baseline_2-2-2
     python train.py config/retrofit.py      # trains that
 """
 import functools
-import hashlib
 import math
 import shutil
 import sys
@@ -37,7 +32,7 @@ import torch.nn as nn
 from torch.utils.checkpoint import checkpoint
 
 from grow import untie
-from model import Refused, Step, seen, steps_in, unrolled
+from model import Refused, Span, require, seed_for, seen, spans_in, unrolled
 
 
 def recurrent_by_hand(model, tokens, r, s):
@@ -52,15 +47,17 @@ def recurrent_by_hand(model, tokens, r, s):
 
 def core_of(model):
     "The Core in a model's order, or None. (A model of transformers has no order.)"
-    steps = steps_in(getattr(model, 'order', ()))
-    return next((step for step in steps if isinstance(step, Core)), None)
+    spans = spans_in(getattr(model, 'order', ()))
+    return next((span for span in spans if isinstance(span, Core)), None)
 
 
 def parts_of(model):
     "(prelude, core, coda): the items before the Core, within it and after it."
-    assert core_of(model) in model.order, f'{model.order} has no Core of its own, outside others'
-    place = model.order.index(core_of(model))
-    return model.order[:place], model.order[place].items, model.order[place + 1:]
+    order = model.order
+    for place, item in enumerate(order):
+        if isinstance(item, Core):
+            return order[:place], item.items, order[place + 1:]
+    raise Refused(f'the order {order} has no Core, or only one within another Span')
 
 
 # ------------------------------------------------------------------------------------------ surgery
@@ -78,7 +75,7 @@ def cut(shape, n_layer):
 def surgery(model, shape, inject='identity', **options):
     """A recurrent model from copies of the layers that are kept. `shape` is '4-8-4', or the three
     lists of layers. The options are the Core's."""
-    assert model.order == [*range(len(model.layers))], 'untie a looped model before you cut it'
+    require(model.order == [*range(len(model.layers))], 'untie a looped model before you cut it')
     prelude, core, coda = cut(shape, len(model.layers)) if isinstance(shape, str) else shape
     new = untie(model, [*prelude, Core(core, **options), *coda])
     new.adapter = new_adapter(model.config.n_embd, inject)
@@ -115,27 +112,26 @@ class Add(nn.Module):
 AUTHORS_STD = 0.0087039     # sqrt(2 / (5 * 5280)), the width of their first model, at any width
 
 
-class Core(Step):
+class Core(Span):
     """Its items run r times, each time after model.adapter, which mixes the stream e, as it came
-    in, into the state s. Gradients go back through the last `backprop_depth` runs. A forward may be
-    given another r and backprop_depth, as in training, where r is random.
+    in, into the state s. Gradients go back through the last `backprop_depth` runs.
 
     start      of the first state: 'normal' noise of the std sqrt(2 / (5 width)), or the 'authors',
                whose std is 0.0087 at any width and which is cut at 3 sigma
     state_std  another std; 0 begins with zeros
     fresh      another first state in each forward; else a text's first states are always the same,
                so that cached, batched and plain forwards agree
-    An attribute, `recompute`, saves memory in training: only the states between runs are kept, and
-    each run is computed once more in the backward pass.
-    """
-    takes_r = True
+
+    In training r and backprop_depth change in each step, and `generators`, one for each row, draw
+    the first states. With `recompute` each run is computed once more in the backward pass, and less
+    is kept in memory."""
 
     def __init__(self, items, r=4, backprop_depth=8, start='normal', state_std=None, fresh=False):
         super().__init__(items)
         assert start in ('normal', 'authors'), f'start={start}'
         self.r, self.backprop_depth = r, backprop_depth
         self.start, self.state_std, self.fresh = start, state_std, fresh
-        self.recompute = False
+        self.generators, self.recompute = None, False
         self.forwards = 0               # with `fresh`: each has another seed
 
     def __repr__(self):
@@ -145,28 +141,28 @@ class Core(Step):
         return dict(r=self.r, backprop_depth=self.backprop_depth, start=self.start,
                     state_std=self.state_std, fresh=self.fresh)
 
-    def runs(self, r=None, backprop_depth=None):
-        "(how often it runs, through how many of these runs gradients go back)"
-        r = self.r if r is None else r
-        with_grad = self.backprop_depth if backprop_depth is None else backprop_depth
-        assert r >= 1 and with_grad >= 1, f'r={r}, backprop_depth={with_grad}: both are at least 1'
-        return r, min(r, with_grad)
+    def rewind(self):
+        "With `fresh`, the next forwards draw once more what the first ones have drawn."
+        self.forwards = 0
 
-    def first_state(self, e, first=0, generator=None):
-        """(B, T, C). With a generator it is drawn; with a list of them, each row by its own.
-        Without any, the token in place i of its text has a fixed state of its own; `first` is the
-        place of the first token of e."""
+    def with_gradient(self):
+        "How many of its runs get gradients."
+        require(self.r >= 1 and self.backprop_depth >= 1,
+                f'r={self.r}, backprop_depth={self.backprop_depth}: both are at least 1')
+        return min(self.r, self.backprop_depth)
+
+    def first_state(self, e, first):
+        "(B, T, C) for the stream e, whose first token has the place `first` in its text."
         B, T, C = e.shape
-        if generator is None and self.fresh:
+        if self.generators:
+            s = torch.stack([noise(self.start, (T, C), each) for each in self.generators])
+        elif self.fresh:
             self.forwards += 1
-            generator = torch.Generator().manual_seed(seed_for(0, 'first state', self.forwards))
-        if generator is None:
-            pieces = math.ceil((first + T) / 64)
+            seed = seed_for(0, 'first state', self.forwards)
+            s = noise(self.start, (B, T, C), torch.Generator(e.device).manual_seed(seed))
+        else:                           # in sizes that double, so that few are drawn
+            pieces = 2 ** max(0, math.ceil(math.log2((first + T) / 64)))
             s = fixed_noise(self.start, pieces, C, e.device)[first:first + T]           # (T, C)
-        elif isinstance(generator, torch.Generator):
-            s = noise(self.start, (B, T, C), generator)
-        else:
-            s = torch.stack([noise(self.start, (T, C), each) for each in generator])
         return (s.to(e) * self.std(C)).expand(B, T, C)
 
     def std(self, width):
@@ -174,40 +170,37 @@ class Core(Step):
             return self.state_std
         return AUTHORS_STD if self.start == 'authors' else math.sqrt(2 / (5 * width))
 
-    def once(self, model, s, e, depth, cache, tap):
-        "One run, from a state to the next."
+    def run_once(self, model, s, e, depth, cache, tap):
+        "From a state to the next."
         x = model.adapter(torch.cat((s, e), dim=-1))
         # Autocast made it bfloat16. As a residual stream it is float32, or each run would round it.
         return model.run(x.to(e.dtype), self.items, depth, cache, tap)
 
-    def __call__(self, model, e, depth, cache=None, tap=None, r=None, backprop_depth=None,
-                 generator=None):
-        if not hasattr(model, 'adapter'):
-            raise Refused('a Core needs an adapter, and this model has none: surgery makes one')
-        r, with_grad = self.runs(r, backprop_depth)
-        s = self.first_state(e, seen(cache, depth), generator)
-        for run in range(r):
-            # Gradients go through the last runs alone: they end at the state before those. (no_grad
-            # would be simpler, but under it autocast keeps copies of the weights, without
-            # gradient, for later runs.)
-            if run <= r - with_grad:
+    def __call__(self, model, e, depth, cache=None, tap=None):
+        require(hasattr(model, 'adapter'), 'a Core needs an adapter: surgery makes one')
+        first_with_gradient = self.r - self.with_gradient()
+        s = self.first_state(e, seen(cache, depth))
+        for i in range(self.r):
+            # Gradients end at the state before the last runs: each earlier one is cut off. (Under
+            # no_grad, autocast would keep copies of the weights that have no gradients.)
+            if i <= first_with_gradient:
                 s = s.detach()
             if self.recompute and torch.is_grad_enabled():
-                s = checkpoint(self.once, model, s, e, depth, cache, tap, use_reentrant=False)
+                s = checkpoint(self.run_once, model, s, e, depth, cache, tap, use_reentrant=False)
             else:
-                s = self.once(model, s, e, depth, cache, tap)
+                s = self.run_once(model, s, e, depth, cache, tap)
             depth += len(unrolled(self.items))
         return s                                                                # (B, T, C)
 
-    def unrolled(self, r=None):
-        return unrolled(self.items) * self.runs(r)[0]
+    def unrolled(self):
+        return unrolled(self.items) * self.r
 
-    def flops(self, model, context, r=None, backprop_depth=None):
+    def flops(self, model, context):
         "A run without a backward pass costs a third: that pass is twice the forward."
-        r, with_grad = self.runs(r, backprop_depth)
         of_run = model.flops_of(self.items, context)
         of_run += 6 * sum(p.numel() for p in model.adapter.parameters())
-        return with_grad * of_run + (r - with_grad) * (of_run // 3)
+        with_gradient = self.with_gradient()
+        return with_gradient * of_run + (self.r - with_gradient) * (of_run // 3)
 
 
 def noise(start, shape, generator):
@@ -218,11 +211,11 @@ def noise(start, shape, generator):
 
 
 @functools.lru_cache(maxsize=2)
-def fixed_noise(start, n, width, device):
-    """(64 n, width), whose first rows are the same for every n. So it is drawn in pieces: a longer
+def fixed_noise(start, pieces, width, device):
+    """(64 pieces, width), in which row i is always the same. So it is drawn in pieces: a longer
     draw need not begin as a shorter one does."""
     generator = torch.Generator().manual_seed(0)
-    return torch.cat([noise(start, (64, width), generator) for _ in range(n)]).to(device)
+    return torch.cat([noise(start, (64, width), generator) for _ in range(pieces)]).to(device)
 
 
 def flops_paper(model, r=None):
@@ -230,23 +223,18 @@ def flops_paper(model, r=None):
     pass and 2 for each without. Logs have flops_per_token's, with attention, adapter and head."""
     layer = sum(p.numel() for p in model.layers[0].parameters())
     prelude, core, coda = parts_of(model)
-    r, with_grad = core_of(model).runs(r)
-    learning = len(prelude + coda) + with_grad * len(core)
-    return layer * (6 * learning + 2 * (r - with_grad) * len(core))
+    r = r or core_of(model).r
+    with_gradient = min(r, core_of(model).backprop_depth)
+    learning = len(prelude + coda) + with_gradient * len(core)
+    return layer * (6 * learning + 2 * (r - with_gradient) * len(core))
 
 
 # ---------------------------------------------------------------------------------------- how often
 
-@functools.lru_cache
-def seed_for(seed, purpose, step=0):
-    "63 bits. Every random draw is a function of these three, so no generator is ever saved."
-    digest = hashlib.blake2b(f'{seed} {purpose} {step}'.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, 'big') >> 1
-
-
 def sample_recurrence(mean_r, step, seed):
     """r of a training step, the same on every rank: 1 + Poisson(rate). The logarithm of the rate is
-    normal with std sigma, around log(mean_r) - sigma^2 / 2, so that the rate's mean is mean_r."""
+    normal with std sigma, around log(mean_r) - sigma^2 / 2, so that the rate's mean is mean_r, the
+    authors' mean_recurrence. So r averages mean_r + 1."""
     generator = torch.Generator().manual_seed(seed_for(seed, 'recurrence', step))
     sigma = 1 / 2
     normal = torch.randn(1, generator=generator, dtype=torch.float64)
@@ -265,15 +253,18 @@ def recurrence_curriculum(step, steps, most, warm_fraction, shape='linear'):
 
 
 if __name__ == '__main__':
+    import retrofit     # this file, once more: with the class Core that checkpoint.py knows
+    from training.checkpoint import load, save
     if len(sys.argv) != 3:
         raise SystemExit(__doc__)
-    # or train.py would import this file once more, with another class Core
-    sys.modules['retrofit'] = sys.modules['__main__']
-    from train import load, save
     folder, shape = Path(sys.argv[1]), sys.argv[2]
-    model, saved = load(folder)
-    recurrent = surgery(model, shape)                       # it may refuse, before anything is made
     out = folder.with_name(f'{folder.name}_{shape}')
+    try:
+        model, saved = load(folder)
+        recurrent = retrofit.surgery(model, shape)          # it may refuse, before anything is made
+        require(not out.exists(), f'{out} is there already: remove it, or give it another name')
+    except Refused as error:
+        sys.exit(f'retrofit: {error}')
     out.mkdir()
     save(out, recurrent, [], config=saved['config'], data=saved['data'], flops=0,
          inherited_flops=saved['flops'] + saved['inherited_flops'])

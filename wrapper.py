@@ -17,15 +17,15 @@ Usage:
     with looped(model, window=(3, 5), K=3, beta=0.5): model.generate(tokens, 20)
     model.order = [0, 1, 2, Window([3, 4], rk, K=3), 5]             # from now on
     model.order = [0, 1, 2, Window([3]), Window([4]), 5]            # each layer by itself
-    python wrapper.py           # where K steps through x' = 0.8 x end, from x = 1
     # a model of transformers: `from nanodepth import looped`, or nanodepth evaluate --window=mid4
 """
 import contextlib
+import itertools
 
 import torch
 
 from loop import running
-from model import Refused, Step, seen
+from model import Span, require, seen, unrolled
 
 # --------------------------------------------------------------------------- the idea, by hand
 
@@ -54,16 +54,10 @@ def naive(g, x, K):
     return x
 
 
-def euler(g, x, K, T=1):
-    "K steps of length T/K, to the time T: 1 in the paper's method, 2 in its best results."
-    for _ in range(K):
-        x = torch.lerp(x, g(x), T / K)
-    return x
-
-
 def rk(g, x, K, beta=0.5, T=1):
-    """looped_by_hand's Euler steps, and the way back. All of it is one Runge-Kutta step of K stages
-    (Eq. 13 to 16), hence the name."""
+    """The small steps of looped_by_hand, and the way back. All of it is one Runge-Kutta step of K
+    stages (the paper's Eq. 13 to 16), hence the name. T is the time at which the steps end: 1 in
+    the paper's method, 2 in its best results."""
     plain = g(x)
     x = torch.lerp(x, plain, T / K)
     for _ in range(K - 1):
@@ -71,12 +65,33 @@ def rk(g, x, K, beta=0.5, T=1):
     return torch.lerp(x, plain, beta)       # beta plain + (1 - beta) x
 
 
-SOLVERS = dict(naive=naive, euler=euler, rk=rk)
+def euler(g, x, K, T=1):
+    "The steps alone, without the way back."
+    return rk(g, x, K, beta=0, T=T)
+
+
+SOLVERS = dict(naive=naive, rk=rk, euler=euler)         # the package adds ten more
 
 # --------------------------------------------------------------------------------- in any order
 
-class Window(Step):
-    """Its items, evaluated several times at the same depths, as a solver says.
+def name_of(solver):
+    """A checkpoint keeps a solver by its name. A function of yours is known by its own from its
+    first use on."""
+    if isinstance(solver, str):
+        require(solver in SOLVERS, f'solver {solver}: known are {", ".join(SOLVERS)}')
+        return solver
+    name = solver.__name__
+    if solver.__module__ != __name__:       # else it is this file's
+        require(name.isidentifier(), 'a solver is kept by its name: write a def')
+        others = SOLVERS.get(name, solver).__module__ != solver.__module__
+        require(not others, f'another solver is called {name}')
+        SOLVERS[name] = solver
+    return name
+
+
+class Window(Span):
+    """Its items, evaluated several times at the same depths, as a solver says: a function, or its
+    name in SOLVERS.
 
     With a cache, a later token looks back at a layer's keys and values, of which each evaluation
     makes its own. cache='first' keeps those of the first evaluation, which are the plain model's.
@@ -86,45 +101,41 @@ class Window(Step):
     def __init__(self, items, solver=rk, K=3, cache='first', **options):
         super().__init__(items)
         assert K >= 1 and cache in ('first', 'exact')
-        self.solver = SOLVERS.get(solver, solver)       # a function, or its name
-        self.K, self.cache, self.options = K, cache, options
-
-    def __repr__(self):
-        return f'Window({self.items}, {self.solver.__name__!r}, K={self.K})'
+        self.solver = SOLVERS[name_of(solver)]
+        self.K, self.keeps, self.options = K, cache, options
 
     def settings(self):
-        name = self.solver.__name__
-        if SOLVERS.get(name) is not self.solver:
-            raise Refused(f'no file can name the solver {name}: known are {", ".join(SOLVERS)}')
-        return dict(solver=name, K=self.K, cache=self.cache, **self.options)
+        return dict(solver=self.solver.__name__, K=self.K, cache=self.keeps, **self.options)
 
-    def __call__(self, model, x, depth, cache=None, **how):
+    def __repr__(self):
+        settings = ''.join(f', {name}={value!r}' for name, value in self.settings().items())
+        return f'Window({self.items}{settings})'
+
+    def __call__(self, model, x, depth, cache=None, tap=None):
         before = None if cache is None else copy_of(cache)
-        k = 0
+        caches = self.caches(cache, before, depth)
 
         def g(x):
-            nonlocal k
-            k += 1
-            return model.run(x, self.items, depth, cache=self.cache_of(k, cache, before, depth),
-                             **how)
+            return model.run(x, self.items, depth, next(caches), tap)
         return self.solver(g, x, self.K, **self.options)
 
-    def cache_of(self, k, cache, before, depth):
-        """What evaluation k reads and adds to. `before` is the cache as this forward found it.
-        Evaluation 1 always has the cache itself. With 'first', a later one has what was there
-        before, and what it adds is forgotten. With 'exact', it has a cache of its own within the
-        cache, which holds what evaluation k of earlier forwards has added."""
-        if cache is None or k == 1:
-            return cache
-        if self.cache == 'first':
-            return copy_of(before)
-        own = cache.setdefault((depth, self.solver, *sorted(self.options.items()), self.K, k), {})
-        assert seen(own, depth) == seen(before, depth), (
-            'this cache was filled with another window: go on with that, or with a new cache')
-        return own
+    def caches(self, cache, before, depth):
+        """What each evaluation reads and adds to. `before` is a copy of the cache, as this forward
+        found it."""
+        yield cache             # the first evaluation has the cache itself
+        for k in itertools.count(2):
+            if cache is None:
+                yield None
+            elif self.keeps == 'first':
+                yield copy_of(before)       # what is added to this is forgotten
+            else:           # a cache within the cache: what evaluation k of earlier forwards added
+                own = cache.setdefault((depth, repr(self), k), {})
+                require(seen(own, depth) == seen(before, depth),
+                        'this cache was filled with another window: go on with that, or a new one')
+                yield own
 
     def evaluations(self):
-        "How often the solver evaluates g. It is run on a number, because K may not be that."
+        "How often the solver evaluates g, which may be another number than K: it is tried."
         evaluated = []
 
         def g(x):
@@ -133,8 +144,8 @@ class Window(Step):
         self.solver(g, torch.zeros(1, 1, 1), self.K, **self.options)
         return len(evaluated)
 
-    def flops(self, model, context, r=None, backprop_depth=None):
-        return self.evaluations() * super().flops(model, context, r, backprop_depth)
+    def flops(self, model, context):
+        return self.evaluations() * super().flops(model, context)
 
 
 def copy_of(cache):
@@ -144,22 +155,16 @@ def copy_of(cache):
 
 
 @contextlib.contextmanager
-def looped(model, window=None, solver=rk, K=3, cache='first', **options):
-    """Inside a `with`, loop the items a to b of a model's order, both included. The window is
-    (a, b); None: the middle four."""
+def looped(model, window=None, solver='rk', K=3, cache='first', **options):
+    """Inside a `with`, a model's layers a to b, as they run, are looped, both included. The window
+    is (a, b); None: the middle four."""
     order = model.order
-    n = min(4, len(order))
-    middle = len(order) // 2 - n // 2
+    starts = [len(unrolled(order[:i])) for i in range(len(order) + 1)]      # of each item, a depth
+    n = min(4, starts[-1])
+    middle = starts[-1] // 2 - n // 2
     a, b = window or (middle, middle + n - 1)
-    assert 0 <= a <= b < len(order), f'the window {a}-{b} in an order of {len(order)} items'
-    step = Window(order[a:b + 1], solver, K, cache, **options)
-    with running(model, [*order[:a], step, *order[b + 1:]]):
+    require({a, b + 1} <= {*starts} and a <= b, f'no window {a}-{b} in {order}')
+    first, end = starts.index(a), starts.index(b + 1)
+    span = Window(order[first:end], solver, K, cache, **options)
+    with running(model, [*order[:first], span, *order[end:]]):
         yield model
-
-
-if __name__ == '__main__':
-    print('K   naive   euler      rk   (the plain window gives 1.8, and e^0.8 = 2.226)')
-    for K in (1, 2, 3, 4):
-        ends = [solver(lambda x: x + 0.8 * x, torch.ones(()), K).item()
-                for solver in (naive, euler, rk)]
-        print(K, *(f'{end:7.3f}' for end in ends))
