@@ -1,4 +1,4 @@
-"""The package: `from nanodepth import looped`, and each of the seven as nanodepth.NAME. The seven
+"""The package: `from nanodepth import looped`, and each file of the book as nanodepth.NAME. These
 import each other by bare names. They are loaded here once, by their files, and lent these names
 while they load, so that a model.py of somebody else's stays theirs.
 """
@@ -14,11 +14,18 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE if (HERE / 'model.py').exists() else HERE.parent    # a wheel has the seven in here
 if ROOT != HERE:
     __path__.append(str(ROOT))              # a clone: config/ and data/ are nanodepth.config, .data
-BOOK = 'model', 'loop', 'grow', 'retrofit', 'wrapper', 'probe', 'train'
+# in an order in which each stands behind those that it imports
+BOOK = ('model', 'loop', 'grow', 'retrofit', 'wrapper', 'probe', 'training', 'training.machine',
+        'training.settings', 'training.plan', 'training.loader', 'training.optimizers',
+        'training.measure', 'training.checkpoint', 'training.picture', 'train')
+
+
+def file_of(name):
+    return ROOT / (f'{name}/__init__.py' if name == 'training' else f'{name.replace(".", "/")}.py')
 
 
 def is_ours(path, name):
-    return path is not None and Path(path).resolve() == ROOT / f'{name}.py'
+    return path is not None and Path(path).resolve() == file_of(name)
 
 
 def load_book():
@@ -27,16 +34,19 @@ def load_book():
     for name in BOOK:
         ours = [module for module in (before[name], main)
                 if is_ours(getattr(module, '__file__', None), name)]
-        spec = spec_from_file_location(f'nanodepth.{name}', ROOT / f'{name}.py')
+        spec = spec_from_file_location(f'nanodepth.{name}', file_of(name))
         module = ours[0] if ours else module_from_spec(spec)
-        sys.modules[name] = sys.modules[f'nanodepth.{name}'] = globals()[name] = module
+        sys.modules[name] = sys.modules[f'nanodepth.{name}'] = module
+        folder, _, own = name.rpartition('.')
+        setattr(sys.modules[folder or 'nanodepth'], own, module)
         if not ours:
             spec.loader.exec_module(module)
     for name in BOOK:           # each bare name is again whoever's it was, or would be
-        found = PathFinder.find_spec(name)
+        top = name.partition('.')[0]
+        found = PathFinder.find_spec(top)
         if before[name] is not None:
             sys.modules[name] = before[name]
-        elif found is None or not is_ours(found.origin, name):
+        elif found is None or not is_ours(found.origin, top):
             del sys.modules[name]
 
 
@@ -45,8 +55,9 @@ if command in ('nanodepth', '-m'):      # threads that spin would slow down the 
     os.environ.setdefault('GOMP_SPINCOUNT', '1000')
 if not (command == 'nanodepth' and sys.argv[1:] in ([], ['-h'], ['--help'])):
     load_book()                         # the list of commands needs none of it, and no torch
+    importlib.import_module('nanodepth.looping.solvers')        # which makes ten more known
 
-NAMES = dict(looped='looping.patch', patch='looping.patch', unpatch='looping.patch',
+NAMES = dict(looped='looping.orders', in_order='looping.orders',
              load_model='models.checkpoint', save_hf='models.hf')
 
 

@@ -1,11 +1,19 @@
 """Train each arm (a config or a line of train.py) with each seed, and say which differences so many
-seeds resolve, at equal tokens and at equal training FLOPs. Nothing is kept but the runs: the same
-command goes on where it was stopped, and an edited config is another run in another folder.
+seeds resolve, at equal tokens and at equal training FLOPs. The same command goes on where it was
+stopped, and an edited config is another run in another folder.
     nanodepth compare config/baseline.py config/own_growth.py --seeds=3 --tasks=toy_assign/0-3
     nanodepth compare docs/results/compare_toy.py   # a file that gives `arms`: see docs/EXTEND.md
+
+An arm is a named line: a config or another arm's name, with settings. In a line, {name} is the
+folder of another arm's model, {seed} the seed, and --flops=name stands for as many steps as that
+arm's FLOPs pay for. A line may also begin with `cut`, as the command does.
 """
 import contextlib
+import graphlib
+import hashlib
 import io
+import json
+import math
 import os
 import re
 import shlex
@@ -13,32 +21,30 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import typing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import torch
 from tqdm import tqdm
 
 import nanodepth
-from nanodepth.commands import cut, evaluate
-from nanodepth.commands.arms import Arms, planned
-from nanodepth.commands.cost import stretches
-from nanodepth.common.errors import Refused, check_choice
-from nanodepth.common.files import refuse_unwritable
-from nanodepth.model import LM
+from nanodepth.commands import cut
+from nanodepth.commands.cost import planned
+from nanodepth.common.errors import Refused, check_choice, nearest
+from nanodepth.common.files import hash_of
+from nanodepth.model import spans_in
 from nanodepth.models import checkpoint
-from nanodepth.report.logs import log_of
-from nanodepth.report.plot import draw_costs, show
+from nanodepth.report.contrasts import is_same
+from nanodepth.report.logs import kinds_of, log_of
+from nanodepth.report.plot import draw_runs, show
+from nanodepth.report.printed import print_differences
 from nanodepth.report.tables import write_csv
-from nanodepth.scoring.rows import OF_TASKS, Asked, Subject, measures_of
-from nanodepth.scoring.scores import parse_tasks
+from nanodepth.scoring.rows import Asked, Subject, measures_of
 from nanodepth.scoring.way import Way, Ways, read_ways
-from nanodepth.text.loader import Rows
-from nanodepth.train import config_file, in_steps, read, read_log
-
-FACTS = 'run', 'seed', 'way', 'steps', 'tokens', 'flops', 'all_flops', 'layers', 'parameters'
+from nanodepth.common.options import config_file, read
+from nanodepth.text.loader import make_toy_data
+from nanodepth.training.checkpoint import as_written, load
+from nanodepth.training.plan import FREE, Config, refuse_another_run, resolved
 
 
 @dataclass(kw_only=True)
@@ -56,9 +62,7 @@ class Options(Ways, Asked):
     measures: tuple[str, ...] = ('loss', 'text', 'log_prob')
     # the measures in the tables; (): the loss, that on text alone, the last answers
     show: tuple[str, ...] = ()
-    drawn: tuple[str, ...] = ()     # the arms in the picture; (): all
-    # the folder of the runs. rows.csv and compare.png in it are of the last call; an earlier one
-    # makes its own again from the runs, in seconds
+    # the folder of the runs. rows.csv and compare.png in it are of the last call
     out: Path = Path('out/compare')
 
 
@@ -69,34 +73,175 @@ def read_options(argv):
         raise Refused('which seeds are trained is --seeds; the seed of the questions stands in a '
                       'file of arms')
     options = read(Options, argv, ['lines'])
-    if len(options.lines) == 1:
-        [file] = options.lines
-        values = config_file(file, typing.get_type_hints(Options))
-        values.setdefault('out', Path('out') / Path(file).stem)
-        options = replace(options, **{name: value for name, value in values.items()
-                                      if name not in named})
-        if not options.arms:
-            raise Refused(f'{file} gives no arms: to compare two configs, name two')
-    else:
-        for line in options.lines:
-            name = ' '.join(Path(word).stem if word.endswith('.py') else word
-                            for word in line.split())
-            if name in options.arms:
-                raise Refused(f'{line}: is named twice')
-            options.arms[name] = line
-    return options
+    if len(options.lines) > 1:
+        names = [' '.join(Path(word).stem if word.endswith('.py') else word
+                          for word in line.split()) for line in options.lines]
+        if len({*names}) < len(names):
+            raise Refused('two arms have one name: give two that differ')
+        return replace(options, arms=dict(zip(names, options.lines)))
+    values = config_file(options.lines[0], typing.get_type_hints(Options))
+    if not values.get('arms'):
+        raise Refused(f'{options.lines[0]} gives no arms: to compare two configs, name two')
+    values = dict(out=Path('out') / Path(options.lines[0]).stem) | values
+    return replace(options, **{key: value for key, value in values.items() if key not in named})
 
 
 def seeds_of(text):
     "'3' is 0, 1, 2, and '4-7' is 4, 5, 6, 7."
     match = re.fullmatch(r'(\d{1,4})(?:-(\d{1,4}))?', text)
-    seeds = ()
-    if match:
-        first, last = (match[1], match[2]) if match[2] else (0, int(match[1]) - 1)
-        seeds = range(int(first), int(last) + 1)
-    if not seeds:
+    first, last = (0, -1) if not match else (
+        (int(match[1]), int(match[2])) if match[2] else (0, int(match[1]) - 1))
+    if last < first:
         raise Refused(f'--seeds={text} must be how many, such as 3, or which, such as 4-7')
-    return seeds
+    return range(first, last + 1)
+
+
+# ----------------------------------------------------------------------------------------- the arms
+
+@dataclass
+class Arm:
+    words: list[str]            # of its command, with {name} where another arm's folder will stand
+    is_cut: bool                # it makes a model that is not asked
+    flops: str | None           # the arm whose FLOPs it has
+    begins: set[str]            # the arms from whose models it begins
+    partner_of: str | None      # the arm of which it is a longer or shorter run
+
+
+def words_of(name, lines, within=()):
+    "The words of an arm's line, in which another arm's name at the beginning is that one's words."
+    first, *others = shlex.split(lines[name]) or ['']
+    if first in lines and first not in ('cut', *within):
+        return [*words_of(first, lines, (*within, name)), *others]
+    if first != 'cut' and not first.startswith('--') and not first.endswith('.py'):
+        raise Refused(f'{name}: {first!r} is no config, no other arm and not `cut`'
+                      f'{nearest(first, lines)}')
+    return [first, *others]
+
+
+def read_arm(name, lines):
+    words = words_of(name, lines)
+    is_cut = words[0] == 'cut'
+    if not is_cut and any(word.startswith('--seed=') for word in words):
+        raise Refused(f'{name}: which seeds are trained is --seeds, and no setting of a line')
+    flops = [word[8:] for word in words if word.startswith('--flops=')]
+    words = [word for word in words[is_cut:] if not word.startswith('--flops=')]
+    begins = {*re.findall(r'\{([^{}]+)\}', ' '.join(words))} - {'seed'}
+    for other in begins | {*flops}:
+        check_choice(f'{name}: the arm', other, lines)
+    first, *own = shlex.split(lines[name])      # with its schedule alone changed, it is a partner
+    is_partner = flops and first in lines and all(
+        word.partition('=')[0] in ('--flops', '--decay_steps', '--warmup_steps') for word in own)
+    return Arm(words, is_cut, flops[-1] if flops else None, begins, first if is_partner else None)
+
+
+class Arms(dict):
+    "{name: Arm}, each behind those that it needs."
+
+    def __init__(self, lines, out, more=(), partners=False):
+        self.out, self.more = out, [*more]
+        arms = {name: read_arm(name, lines) for name in lines}
+        try:
+            order = [*graphlib.TopologicalSorter({
+                name: arm.begins | {arm.flops} - {None} for name, arm in arms.items()
+                }).static_order()]
+        except graphlib.CycleError as error:
+            raise Refused(f'{", ".join(error.args[1])}: each needs another one first') from None
+        super().__init__({name: arms[name] for name in order})
+        if not self.trained():
+            raise Refused('no arm is trained: an arm is a config with settings')
+        for name in self.trained():         # what can be known before the first run is refused here
+            make_toy_data(self.config(name)[0])
+            if not {name, self[name].flops} & {each for each in self if self[each].begins}:
+                planned(self.argv(name, 0)[0])
+        self.first = next(name for name in lines if not arms[name].is_cut)
+        for name in self.trained() if partners else ():
+            self.add_partner(name)
+
+    def trained(self):
+        return [name for name, arm in self.items() if not arm.is_cut]
+
+    def config(self, name, seed=0, files=None):
+        """(the settings as an arm's line has them, the words for them with the folders of this
+        seed). files: as in `read`."""
+        words = [re.sub(r'\{([^{}]+)\}', lambda match: str(
+            seed if match[1] == 'seed' else self.folder(match[1], seed)), word)
+            for word in self[name].words]
+        if self[name].is_cut:
+            return read(cut.Options, words, ['run', 'shape']), words
+        # a line's own settings have the last say
+        configs = [word for word in words if word[0] != '-' and word.endswith('.py')]
+        own = [word for word in words if word not in configs]
+        words = [*configs, *self.more, *own, f'--seed={seed}']
+        return read(Config, words, files=files), words
+
+    def folder(self, name, seed):
+        """Named by all settings, with the sources of functions among them, and by the texts of the
+        book, of the configs and of what they import. {name} in a line is such a folder, so that
+        what it begins from counts, too."""
+        files = {*map(nanodepth.file_of, nanodepth.BOOK)}
+        config, words = self.config(name, 0, files)
+        settings = {} if self[name].is_cut else {
+            key: value for key, value in as_written(config).items()
+            if key not in FREE - {'data'} | {'seed'}}
+        said = [settings or words, self[name].flops and self.folder(self[name].flops, 0).name,
+                sorted(map(hash_of, files))]
+        letters = hashlib.sha256(json.dumps(said, default=str).encode()).hexdigest()[:8]
+        short = re.sub(r'[^\w.=+-]+', '_', name)[:30]
+        return self.out / f'{short}-{letters}-{seed}'
+
+    def argv(self, name, seed):
+        """(the settings of a run, the words of its command but for its folder). The models that it
+        begins from must be there."""
+        config, words = self.config(name, seed)
+        if flops := self[name].flops:
+            other, _ = self.argv(flops, seed)
+            settings = self.with_flops(name, config, planned(other) + inherited(other))
+            words = words + [f'--{key}={value}' for key, value in settings.items()]
+            config = replace(config, **settings)
+        return config, words
+
+    def with_flops(self, name, config, flops):
+        """The settings with which a config costs so many FLOPs: its steps, its own warm-up if that
+        fits, and a cool-down in proportion, unless the line has one. In a model that grows the cost
+        is not quite in proportion to the steps, so it is tried again."""
+        warmup, decay = config.warmup_steps, config.decay_steps
+        keeps = any(word.startswith('--decay_steps') for word in self[name].words)
+        now = config
+        for _ in range(20):
+            before = now
+            steps = round(now.steps * (flops - inherited(config)) / planned(now))
+            if steps < 1:
+                raise Refused(f'{name}: the FLOPs of {self[name].flops} pay for less than a step')
+            own = decay if keeps else max(round(decay * steps / config.steps), min(1, decay))
+            now = replace(config, steps=steps, decay_steps=own, warmup_steps=(
+                warmup if warmup + own <= steps else warmup * steps // config.steps))
+            if now == before:
+                break
+        return {key: getattr(now, key) for key in ('steps', 'warmup_steps', 'decay_steps')}
+
+    def add_partner(self, name):
+        "The first arm with another one's FLOPs, unless it has as many itself, or a partner has."
+        begins = self[name].begins | self[self.first].begins
+        if self[name].flops or name == self.first:
+            return
+        if not begins:
+            costs = [planned(self.argv(other, 0)[0]) for other in
+                     (self.first, *self.partners_of(self.first)) if not self[other].begins]
+            if any(is_same(planned(self.config(name)[0]), cost) for cost in costs):
+                return
+        self[f'{self.first} with the FLOPs of {name}'] = replace(
+            self[self.first], flops=name, begins=begins, partner_of=self.first)
+
+    def partners_of(self, name):
+        return [other for other in self if self[other].partner_of == name]
+
+
+def inherited(config):
+    "The FLOPs of what a run begins from; of a published model they are unknown and count as none."
+    if not config.init_from:
+        return 0
+    flops = checkpoint.cost_of(checkpoint.state_of(config.init_from))
+    return 0 if math.isnan(flops) else flops
 
 
 # -------------------------------------------------------------------------------------- what is run
@@ -105,113 +250,63 @@ class Left(Exception):
     "A run that is not there, and why: it has diverged, or another call trains it."
 
 
-def tell(text):
-    "A line above the bar."
-    tqdm.write(text, file=sys.stderr)
+def make(arms, name, seed, made, folder):
+    "An arm's model, made in its folder unless it is there whole. `made`: the (arm, seed) so far."
+    edited = f'{name} was edited after this command had begun: start it again'
+    if arms.folder(name, seed) != folder:
+        raise Refused(edited)
+    if missing := [other for other in arms[name].begins if (other, seed) not in made]:
+        raise Left(f'{missing[0]}, from which it begins, is not there')
+    config, words = arms.argv(name, seed)
+    if arms[name].is_cut:
+        if not checkpoint.exists(folder):
+            with contextlib.redirect_stdout(io.StringIO()):
+                cut.main([*words, f'--out={folder}'])
+    elif not is_whole(folder, config):
+        tqdm.write(f'training {name}, seed {seed}, for {config.steps:,} steps', file=sys.stderr)
+        train(words, folder)
+        if arms.folder(name, seed) != folder:
+            shutil.rmtree(folder)       # nobody would know by its name what it is
+            raise Refused(edited)
+    return folder
 
 
-def is_whole(folder, steps):
-    return checkpoint.exists(folder) and checkpoint.state_of(folder)['step'] == steps
+def is_whole(folder, config):
+    "Has this run ended? One whose settings or plan were others is refused, as train.py does."
+    if not checkpoint.exists(folder):
+        return False
+    model, saved = load(folder, {type(span) for span in spans_in(config.order or ())})
+    config = resolved(config, model, saved)
+    refuse_another_run(replace(config, out_dir=str(folder)), as_written(config), saved, [])
+    return saved['step'] == config.steps
 
 
-class Clock:
-    "Says once how long all runs may take, by the pace of the first twenty steps that are taken."
-
-    def __init__(self, flops):
-        self.flops_left, self.first, self.has_said = flops, None, False
-
-    def wait(self, process, folder):
-        "Until a run's process ends."
-        while not self.has_said and process.poll() is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=1)
-            lines = read_log(folder / 'log.jsonl')
-            if lines:
-                now, last = time.monotonic(), lines[-1]
-                self.first = self.first or (now, last)
-                began, first = self.first
-                if last['step'] >= first['step'] + 20:
-                    pace = (now - began) / (last['flops'] - first['flops'])
-                    minutes = max(1, round(pace * self.flops_left / 60))
-                    tell(f'all that is to be trained may take {minutes} min')
-                    self.has_said = True
-        process.wait()
-
-
-def train(words, folder, refuse_edited, clock):
+def train(words, folder):
     """train.py in a process of its own. Its line, and what it says, stand in a file beside the
     folder. Ctrl-C and SIGTERM end it at its step, and then this one."""
-    is_new, told = not folder.exists(), Path(f'{folder}.txt')
-    folder.mkdir(parents=True, exist_ok=True)
+    told = Path(f'{folder}.txt')
+    told.parent.mkdir(parents=True, exist_ok=True)
+    # by this package, and by no file of the current folder that is called like a module
+    paths = [str(Path(nanodepth.__file__).parents[1]), os.environ.get('PYTHONPATH')]
+    env = dict(PYTHONSAFEPATH='1', PYTHONPATH=os.pathsep.join(filter(None, paths)))
     with open(told, 'ab', buffering=0) as said:
         said.write(f'train {shlex.join(words)}\n'.encode())
-        start = said.tell()
-        # by this package, and by no file of the current folder that is called like a module
-        paths = [str(Path(nanodepth.__file__).parents[1]), os.environ.get('PYTHONPATH')]
-        env = dict(PYTHONSAFEPATH='1', PYTHONPATH=os.pathsep.join(filter(None, paths)))
+        begin = said.tell()
         process = subprocess.Popen([sys.executable, '-m', 'nanodepth', 'train', *words,
                                     f'--out_dir={folder}'], stdout=said, stderr=said,
                                    start_new_session=True, env=os.environ | env)
     try:
-        while is_new and process.poll() is None and not (folder / 'run.json').exists():
-            time.sleep(0.1)         # it has not read its config yet
-        refuse_edited()
-        clock.wait(process, folder)
-    except BaseException as why:
+        process.wait()
+    except BaseException:
         process.terminate()
         process.wait()
-        if is_new and isinstance(why, Refused):     # nobody knows by which settings it has begun
-            shutil.rmtree(folder)
         raise
+    if process.returncode in (-signal.SIGINT, -signal.SIGTERM, 130, 143):       # it was stopped
+        raise KeyboardInterrupt
     if process.returncode:
-        text = told.read_bytes()[start:].decode(errors='replace')
-        if re.search('so it was not taken|weights are not finite', text):
-            raise Left('it has diverged')
-        if 'another run is at work' in text:
-            raise Left('another call is training it')
-        last = ''.join(text.strip().splitlines()[-1:])
-        raise Refused(f'train {shlex.join(words)} ended with status {process.returncode}: {last} '
-                      f'({told} has all that it said)')
-
-
-def make(arms, name, seed, folder, made, clock):
-    "An arm's model, made in its folder unless it is there whole. `made`: the (arm, seed) so far."
-    for other in arms[name].begins:
-        if (other, seed) not in made:
-            raise Left(f'{other}, from which it begins, is not there')
-
-    def refuse_edited():
-        if arms.folder(name, seed) != folder:
-            raise Refused(f'{name}, what it begins from, or the code of training was edited after '
-                          'this command had begun: start it again')
-    refuse_edited()
-    config, words = arms.argv(name, seed)
-    if arms[name].is_cut and not checkpoint.exists(folder):
-        new = folder.with_name(f'{folder.name}.{os.getpid()}')      # whole, or not at all
-        shutil.rmtree(new, ignore_errors=True)
-        with contextlib.redirect_stdout(io.StringIO()):
-            cut.main([*words, f'--out={new}'])
-        (new / 'line.txt').write_text(f'cut {shlex.join(words)}\n')
-        new.rename(folder)
-    elif not arms[name].is_cut and not is_whole(folder, config.steps):
-        tell(f'training {name}, seed {seed}, for {config.steps:,} steps')
-        train(words, folder, refuse_edited, clock)
-
-
-def flops_to_train(arms, places):
-    """The training FLOPs of all runs that are not there whole. What begins from another arm is
-    planned when that is there: until then it counts as much as the dearest."""
-    costs, unknown = [0], 0
-    for (name, seed), folder in places.items():
-        if arms[name].is_cut:
-            continue
-        if arms[name].begins:
-            unknown += not checkpoint.exists(folder)
-        else:
-            config, _ = arms.argv(name, seed)
-            if not is_whole(folder, config.steps):
-                costs.append(planned(config))
-    return sum(costs) + unknown * max(costs)
+        lines = told.read_bytes()[begin:].decode(errors='replace').splitlines() or ['silently']
+        own = [line for line in lines if line.startswith('train: ')]    # (two calls write there)
+        raise Left(f'{(own or lines)[-1]} ({told})')
 
 
 # ------------------------------------------------------------------------------------ what is asked
@@ -223,104 +318,46 @@ def ways_of(options, name):
     return ways
 
 
-def refuse(options, arms):
-    "Refuse what can be known before the first run: what is asked, and what is shown."
-    for name in (*options.ways, *options.against, *options.against.values(), *options.drawn):
-        check_choice('the arm', name, arms)
-    refuse_unwritable(options.out / 'rows.csv')
-    measures_of(options)
-    ours, theirs = parse_tasks(options.tasks)
-    names = {*ours, *(f'{task} log_prob' for task in ours), 'loss', *options.measures}
-    tried = {}                  # of the metric
-    for name in arms.trained():
-        config, _ = arms.config(name)
-        val = Rows(options.data or config.data, config.batch_size, config.context)
-        names |= {*val.kinds} - {'text'}        # a measure, if it is asked
-        if arms[name].begins:
-            continue
-        model = stretches(config)[-1][1]
-        for way in ways_of(options, name):
-            with way.apply(model):
-                pass
-        if options.metric and not tried:        # a slip in it is told by a model of random weights
-            random = LM(model.config).to(checkpoint.pick_device(options.device)).eval()
-            random.order = model.order
-            is_read = {*options.measures} - OF_TASKS
-            with torch.no_grad():
-                tried = options.metric(random, val if is_read else None)
-    if taken := names & tried.keys():
-        raise Refused(f'the metric gives {min(taken)!r}, which is measured already: choose another '
-                      'name')
-    others = theirs or options.metric or {*options.measures} - {'loss', 'text', 'log_prob'}
-    for name in () if others else options.show:     # the names of others' scores are not known yet
-        check_choice('--show', name, names)
-
-
-def wide(rows):
-    "A row for each run and way, with a column for each measure."
-    table = {}
-    for row in rows:
-        line = table.setdefault((row['run'], row['way']), dict(zip(FACTS, (
-            row['group'], row['seed'], row['way'], row['steps'], row['tokens'], row['flops'],
-            row['training_flops'], row['unique'], row['params']))))
-        name = row['measure'] + ' right' * (row['kind'] == 'share')
-        line[f'metric {name}' if name in FACTS else name] = row['mean']
-    return list(table.values())
-
-
 def bases(options, arms):
     "{arm: what it is compared with}: the first, or what `against` says, and that one's partners."
-    first = arms.trained()[0]
-    of = {name: options.against.get(name, first) for name in arms.trained()}
-    partners = {base: arms.partners_of(base) for base in {*of.values()}}
-    return {name: [base, *partners[base]] for name, base in of.items()
-            if name != base and name not in partners[base]}
+    of = {name: options.against.get(name, arms.first) for name in arms.trained()}
+    return {name: [base, *arms.partners_of(base)] for name, base in of.items()
+            if name != base and name not in arms.partners_of(base)}
 
 
 def draw(options, arms, folders):
     """Loss and answers against training FLOPs, with those of what a run began from, and tokens. A
     partner is dashed, in the colour of the arm that it is like."""
-    like = {name: name for name in arms.trained()}
-    for name in like:
-        like |= {partner: name for partner in arms.partners_of(name)}
-    groups, costs = {}, ['flops', 'tokens']
-    for (name, seed), folder in folders.items():
-        if arms[name].is_cut or options.drawn and name not in options.drawn:
-            continue
-        config, _ = arms.argv(name, seed)
-        if config.init_from:            # of what it began from, tokens are not known
-            costs = ['flops']
+    groups = {}
+    for (name, _), folder in folders.items():
         before = checkpoint.state_of(folder)['inherited_flops']
         log = [line | dict(flops=before + line['flops']) for line in log_of(folder)]
-        for line in log:
-            if line['step'] < in_steps(config.warmup_steps, config.steps):
-                line.pop('val_loss', None)
         groups.setdefault(name, []).append(log)
-    show(options.out / 'compare.png', draw_costs, groups, costs, like)
+    costs = ['flops'] if any(arms[name].begins for name in groups) else ['flops', 'tokens']
+    kinds = ['loss', *[kind for kind in kinds_of(groups) if kind != 'text'][-1:]]
+    show(options.out / 'compare.png', draw_runs, groups, kinds, costs,
+         {name: arms[name].partner_of or name for name in groups})
 
 
 def main(argv=None):
     options = read_options(argv)
     seeds = seeds_of(options.seeds)
     device = [] if options.device == 'auto' else [f'--device={options.device}']
+    measures_of(options)
     arms = Arms(options.arms, options.out, [*shlex.split(options.more), *device], options.partners)
-    refuse(options, arms)
+    for name in (*options.ways, *options.against, *options.against.values()):
+        check_choice('the arm', name, arms)
     signal.signal(signal.SIGTERM, signal.default_int_handler)       # as Ctrl-C
-
     jobs = [(name, seed) for seed in seeds for name in arms]
-    places = {job: arms.folder(*job) for job in jobs}
-    tell(f'{sum(not arms[name].is_cut for name, _ in jobs)} runs of {len(arms.trained())} arms')
-    clock = Clock(flops_to_train(arms, places))
+    folders = {job: arms.folder(*job) for job in jobs}      # by what the files say now
     rows, made, left, first = [], {}, [], None
     for name, seed in tqdm(jobs, 'runs', unit='run'):
-        folder = places[name, seed]
         try:
-            make(arms, name, seed, folder, made, clock)
+            folder = made[name, seed] = make(arms, name, seed, made, folders[name, seed])
         except Left as why:
             left.append(f'{name}, seed {seed}, is in no mean: {why}')
-            tell(left[-1])
+            tqdm.write(left[-1], file=sys.stderr)
             continue
-        made[name, seed] = folder
         if not arms[name].is_cut:
             subject = Subject(folder, options, like=first)
             first = first or subject
@@ -333,17 +370,18 @@ def main(argv=None):
     if rows:
         measures = list(dict.fromkeys(row['measure'] for row in rows))
         answers = [row['measure'] for row in rows if row['kind'] == 'share']
-        for name in options.margins:
-            check_choice('the margin', name, measures)
         usual = [name for name in ('loss', 'text', *answers[-1:]) if name in measures]
-        write_csv(wide(rows), options.out / 'rows.csv')
-        shown = []
-        for name in options.show:       # 'rank' is 'rank, depth 0', 'rank, depth 1', ..., too
-            its = [each for each in measures if f'{each},'.startswith(f'{name},')]
-            if not its:
-                check_choice('--show', name, measures)
-            shown += its
-        evaluate.print_differences(rows, bases(options, arms), shown or usual or measures[:1],
-                                   options.margins)
-        draw(options, arms, made)
+        # 'rank' is 'rank, depth 0', 'rank, depth 1', ..., too
+        of_name = {name: [each for each in measures if f'{each},'.startswith(f'{name},')]
+                   for name in options.show}
+        shown = [each for name in of_name for each in of_name[name]]
+        for name in (*options.margins, *(name for name in of_name if not of_name[name])):
+            check_choice('the measure', name, measures)
+        write_csv(rows, options.out / 'rows.csv')
+        print_differences(rows, bases(options, arms), shown or usual or measures[:1],
+                          options.margins)
+        draw(options, arms, {job: folder for job, folder in made.items()
+                             if not arms[job[0]].is_cut})
     print(*left, sep='\n', end='\n' * bool(left))
+    if left:
+        raise SystemExit(1)

@@ -12,15 +12,18 @@ import torch
 from tqdm import tqdm
 
 from nanodepth.common.errors import Refused
-from nanodepth.grow import untie
-from nanodepth.model import LM
+from nanodepth.common.options import read
+from nanodepth.grow import growth_plan, untie
+from nanodepth.model import LM, ModelConfig, unrolled
 from nanodepth.models.checkpoint import open_path
 from nanodepth.report.tables import columns
 from nanodepth.retrofit import core_of
-from nanodepth.text.loader import Rows, check_dataset, how_to_prepare
+from nanodepth.text.loader import (check_dataset, folders_of, how_to_prepare, make_toy_data,
+                                   parts_of_mixture)
 from nanodepth.text.tokenizer import fingerprint, get_tokenizer
-from nanodepth.train import (PEAKS, Config, first_of_decay, folders_of, make_toy_data, model_config,
-                             parts_of_mixture, plan, read, resolved, stages, what_it_starts_with)
+from nanodepth.training.loader import Loader
+from nanodepth.training.machine import PEAKS
+from nanodepth.training.plan import Config, plan, resolved
 
 
 @dataclass
@@ -30,16 +33,18 @@ class DryRun(Config):
 
 def empty(config, n_layer):
     "The config's model without its weights."
-    n_vocab = None
-    if config.vocab_size is None:
+    n_vocab = config.vocab_size
+    if n_vocab is None:
         make_toy_data(config)
         try:
-            rows = Rows(config.data, config.batch_size, config.context)
-            n_vocab = rows.datasets[0].about['n_vocab']
-        except OSError as error:
+            val = Loader(config.data, config.batch_size, config.context, 'val')
+            n_vocab = val.datasets[0].about['n_vocab']
+        except Refused as error:
             raise Refused(f'vocab_size is unknown: {error}, or say --vocab_size=N') from None
+    names = {each.name for each in dataclasses.fields(ModelConfig)}
+    shape = {name: getattr(config, name) for name in names & vars(config).keys()}
     with torch.device('meta'):
-        return LM(model_config(config, n_vocab, n_layer))
+        return LM(ModelConfig(**shape | dict(n_layer=n_layer, vocab_size=n_vocab)))
 
 
 def stretches(config):
@@ -47,31 +52,37 @@ def stretches(config):
     that run, the FLOPs of a token summed over these steps)]."""
     parent = open_path(config.init_from)[1] if config.init_from else None
     core = core_of(parent)
-    if core:
-        config = resolved(config, what_it_starts_with(config, parent), {})
-    start = parent and len(parent.layers)
-    begins = {first for first, *_ in stages(config, start)}
+    if parent:
+        config = resolved(config, parent, {})
+    end = config.steps - config.decay_steps
+    begins = {0}
+    if config.grow:
+        begins = {first for first, *_ in growth_plan(config.grow, config.n_layer, config.grow_block,
+                                                     end, config.grow_alpha, config.grow_from)}
     if config.cooldown_loop:
-        begins |= {first_of_decay(config)} - {config.steps}
+        begins |= {end} - {config.steps}
     begins = sorted(begins)
     rows = []
     for first, end in zip(begins, [*begins[1:], config.steps]):
-        now = plan(config, first, start)
+        now = plan(config, first)
         if parent is None:
             model = empty(config, now.n_layer)
             model.order = list(now.order or model.order)
         else:
-            model = parent if now.n_layer == len(parent.layers) else untie(parent, now.grown_from)
-        if core:        # its equal draws are computed once
-            core.r = config.recurrence
-            draws = (plan(config, step, start) for step in range(first, end))
-            counts = collections.Counter((each.r, each.backprop_depth) for each in draws)
-        else:
-            counts = {(None, None): end - first}
+            if now.n_layer > len(parent.layers):
+                parent = untie(parent, now.grown_from)
+            model = parent
         order = now.order or model.order
-        flops = sum(n * model.flops_per_token(order, config.context, *how)
-                    for how, n in counts.items())
-        rows.append((end - first, model, len(model.unrolled(order)), flops))
+        if core:        # its equal draws are computed once
+            draws = (plan(config, step) for step in range(first, end))
+            flops = 0
+            counts = collections.Counter((each.r, each.backprop_depth) for each in draws)
+            for (core.r, core.backprop_depth), n in counts.items():
+                flops += n * model.flops_per_token(order, config.context)
+            core.r, core.backprop_depth = config.recurrence, config.backprop_depth
+        else:
+            flops = (end - first) * model.flops_per_token(order, config.context)
+        rows.append((end - first, model, len(unrolled(order)), flops))
     return rows
 
 

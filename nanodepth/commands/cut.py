@@ -12,14 +12,15 @@ import torch
 import torch.nn as nn
 
 from nanodepth.common.errors import Refused, refusing
-from nanodepth.common.files import new_model
+from nanodepth.common.files import new_folder
 from nanodepth.grow import untie
-from nanodepth.model import steps_in
+from nanodepth.model import spans_in, unrolled
 from nanodepth.models.checkpoint import cost_of, data_of, open_path
 from nanodepth.report.tables import columns
 from nanodepth.retrofit import core_of, cut, flops_paper, parts_of, seed_for, surgery
 from nanodepth.text.tokenizer import keep_tokenizer
-from nanodepth.train import read, save
+from nanodepth.common.options import read
+from nanodepth.training.checkpoint import save
 
 
 @dataclass
@@ -52,7 +53,7 @@ def scalable_start(model):
             nn.init.ones_(p)
         else:
             outputs = name.endswith(('attn.o.weight', 'mlp.down.weight'))
-            deep = math.sqrt(2 * len(model.unrolled())) if outputs else 1
+            deep = math.sqrt(2 * len(unrolled(model.order))) if outputs else 1
             nn.init.normal_(p, std=math.sqrt(2 / (5 * model.config.n_embd)) / deep)
     if not model.config.tie_embeddings:
         nn.init.normal_(model.embed.weight)          # as LM's own start has it
@@ -76,7 +77,7 @@ def choose_layers(options, parent):
     return parts
 
 
-def operate(options, target):
+def operate(options, target, folder):
     "Write the cut checkpoint, and print its parts."
     state, parent = open_path(options.run)
     if core_of(parent):
@@ -96,8 +97,8 @@ def operate(options, target):
     if options.dense:
         model = untie(parent, sum(parts, []))
     cost = 0 if options.scratch else cost_of(state)
-    keep_tokenizer(options.run, target)
-    save(target, model, [], flops=0, inherited_flops=cost, config=state.get('config', {}),
+    keep_tokenizer(options.run, folder)
+    save(folder, model, [], flops=0, inherited_flops=cost, config=state.get('config', {}),
          data=data_of(options.run, state))
     now = 'the kept layers, each once' if options.dense else (
         f'python train.py config/retrofit.py --init_from={target} '
@@ -137,16 +138,16 @@ def print_parts(model, parent, parts, dense):
     print(f'{kept:,} parameters in layers, {kept / body:.1%} of the parent{cost}')
 
 
-def cut_ties(options, target):
+def cut_ties(options, target, folder):
     "A looped run as an ordinary checkpoint of its unrolled depth, to go on from with init_from."
     state, model = open_path(options.run)
-    if 'order' not in state or steps_in(model.order):
+    if 'order' not in state or spans_in(model.order):
         raise Refused(f'{options.run} is no looped run of ours: its layers have their own weights, '
-                      'or a Step says how they run')
+                      'or a Span says how they run')
     free = untie(model, model.order)
-    keep_tokenizer(options.run, target)
+    keep_tokenizer(options.run, folder)
     kept = {name: state[name] for name in ('flops', 'inherited_flops', 'config')}
-    save(target, free, [], data=data_of(options.run, state), **kept)
+    save(folder, free, [], data=data_of(options.run, state), **kept)
     print(f'{target}: {len(free.layers)} layers of their own, where {options.run} runs '
           f'{len(model.layers)}')
 
@@ -159,5 +160,5 @@ def main(argv=None):
         raise Refused('--dense keeps weights, --scratch none: train.py makes a new ordinary model')
     made = options.shape or 'untied'
     target = options.out or Path('out') / f'{Path(options.run).name}_{made}'
-    with new_model(target):
-        (cut_ties if options.untie else operate)(options, target)
+    with new_folder(target) as folder:
+        (cut_ties if options.untie else operate)(options, target, folder)

@@ -3,6 +3,7 @@ Without a second folder, the command prints what the checkpoint is.
     nanodepth export out/lidas out/lidas_hf                     # for transformers
     nanodepth export out/smollm2 out/deeper --loop=8-4x2-18     # layers 8 to 11 run twice
 """
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,16 +11,17 @@ from typing import Literal
 
 import torch
 
+from nanodepth.model import unrolled
 from nanodepth.common.errors import Refused
-from nanodepth.common.files import refuse_not_new, replace
-from nanodepth.train import read
-from nanodepth.looping.layers import is_ours
+from nanodepth.common.files import new_folder, replace
+from nanodepth.common.options import read
+from nanodepth.common.whose import LICENCES, is_ours, local_folder
+from nanodepth.looping.orders import depth_of
 from nanodepth.models.checkpoint import load_model
 from nanodepth.models.hf import answer_of, save_hf
 from nanodepth.models.hf_recurrent import save_raven
 from nanodepth.retrofit import core_of
-from nanodepth.scoring.way import Ways, depth_in, read_way
-from nanodepth.text.tokenizer import LICENCES, local_folder
+from nanodepth.scoring.way import Ways, read_way
 
 
 @dataclass(kw_only=True)
@@ -38,19 +40,18 @@ def main(argv):
     if way.dials:
         raise Refused(f'{way}: a checkpoint holds layers and their order, and no code that loops a '
                       'window: from nanodepth import looped')
-    if options.target:
-        refuse_not_new(options.target)
-    model = load_model(options.run, others=not options.target)
-    with way.apply(model):
-        describe(options, model)
-        if not options.target:
-            return
-        before = some_logits(model)
-        if options.dtype:
-            model.to(getattr(torch, options.dtype))
-        export(options, model)
-        copy_licence(options.run, options.target)
-    compare(before, load_model(options.target), options.target, options.dtype)
+    with new_folder(options.target) if options.target else contextlib.nullcontext() as folder:
+        model = load_model(options.run, others=not options.target)
+        with way.apply(model):
+            describe(options, model)
+            if not options.target:
+                return
+            before = some_logits(model)
+            if options.dtype:
+                model.to(getattr(torch, options.dtype))
+            export(options, model, folder)
+            copy_licence(options.run, folder)
+        compare(before, load_model(folder), options.target, options.dtype)
 
 
 @torch.no_grad()
@@ -72,9 +73,8 @@ def compare(before, again, target, dtype=None):
     after = some_logits(again)
     difference, largest = (after - before).abs().max(), before.abs().max()
     if dtype is None and not difference <= 1e-3 * largest:
-        (Path(target) / 'config.json').unlink()
         raise Refused(f'{target}: opened again, it is another model (its logits differ by '
-                      f'{difference:.2g}), so it is no checkpoint now')
+                      f'{difference:.2g}), so it was not kept')
     if dtype is None:
         print(f'{target} was opened again: the logits of {after.shape[1]} tokens differ by at most '
               f'{difference:.2g}, and the largest is {largest:.2g}')
@@ -97,22 +97,21 @@ def compare_text(model, folder):
                            max_new_tokens=some, min_new_tokens=some, pad_token_id=0)
     ours = model.to(next(theirs.parameters()).dtype).eval().generate(tokens, some, temperature=0)
     if not torch.equal(said, ours):
-        (Path(folder) / 'config.json').unlink()
-        raise Refused(f'{folder}: transformers writes other text with it than we do '
-                      f'({said[0, 4:].tolist()}, not {ours[0, 4:].tolist()}), so it is no '
-                      'checkpoint now: which version of transformers is this?')
+        raise Refused(f'transformers writes other text with it than we do ({said[0, 4:].tolist()}, '
+                      f'not {ours[0, 4:].tolist()}), so it was not kept: which version of '
+                      'transformers is this?')
 
 
 def describe(options, model):
     "Print what a checkpoint is."
     if not is_ours(model):
         print(f'{options.run}: {type(model).__name__} of transformers, '
-              f'{model.num_parameters():,} parameters, run {depth_in(model)} deep, {model.dtype}')
+              f'{model.num_parameters():,} parameters, run {depth_of(model)} deep, {model.dtype}')
         return
     c = model.config
     print(f'{options.run}: {model.num_params():,} parameters, {len(model.layers)} layers of width '
-          f'{c.n_embd} and {c.n_head} heads ({c.n_kv_head} of keys), run {len(model.unrolled())} '
-          f'deep, context {c.context}, {str(model.norm.weight.dtype)[6:]}')
+          f'{c.n_embd} and {c.n_head} heads ({c.n_kv_head} of keys), run {depth_of(model)} deep, '
+          f'context {c.context}, {str(model.norm.weight.dtype)[6:]}')
     if options.fresh and not core_of(model):
         raise Refused(f'--fresh is for a recurrent core, and {options.run} has none')
 
@@ -125,19 +124,19 @@ def copy_licence(run, target):
             replace(Path(target) / name, (folder / name).read_bytes())
 
 
-def export(options, model):
-    "A model of ours as a folder."
-    about = dict(parent=Path(options.run).name, order=' '.join(map(str, model.unrolled())))
+def export(options, model, folder):
+    "A model of ours, written into a folder that will have the target's name."
+    about = dict(parent=Path(options.run).name, order=' '.join(map(str, unrolled(model.order))))
     if core := core_of(model):
         core.fresh = core.fresh or options.fresh
-        ours = save_raven(model, options.target, tokenizer=options.run, about=about)
+        ours = save_raven(model, folder, tokenizer=options.run, about=about)
         if not core.fresh:         # with fresh noise no two texts are equal
-            compare_text(model, options.target)
+            compare_text(model, folder)
         print(f"{options.target}: in the authors' format (huginn_raven); load_model opens it, and "
               'transformers with trust_remote_code=True (its tokenizer with False, too)')
         if ours:
             print(f"their own code does not know {', '.join(ours)}")
         return
-    save_hf(model, options.target, tokenizer=options.run, about=about)
+    save_hf(model, folder, tokenizer=options.run, about=about)
     print(f"{options.target}: {len(model.order)} layers of their own; "
           f"transformers.AutoModelForCausalLM.from_pretrained('{options.target}') opens it")

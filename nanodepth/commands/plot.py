@@ -1,13 +1,13 @@
 """Draw the curves of runs side by side, and write their numbers as CSV. Runs that are called
 NAME-0, NAME-1 and so on, by the seeds they were trained with, are averaged.
     nanodepth plot out/baseline out/lidas           # writes out/baseline/curves.png and .csv
-    nanodepth plot out/toys/* "--show=loss,depth 3" --out=out/toys.png
+    nanodepth plot out/toys/* "--show=loss,aliases 3" --out=out/toys.png
 """
 from dataclasses import dataclass
 from pathlib import Path
 
 from nanodepth.common.errors import check_choice
-from nanodepth.train import read
+from nanodepth.common.options import read
 from nanodepth.report.logs import kinds_of, measured, read_groups
 from nanodepth.report.plot import draw_runs, show
 from nanodepth.report.tables import write_csv
@@ -17,7 +17,7 @@ from nanodepth.report.tables import write_csv
 class Options:
     runs: list[str]           # folders that train.py wrote
     out: Path | None = None        # None: curves.png in the first folder
-    show: tuple[str, ...] = ()  # of several runs, such as loss,depth 3; (): all
+    show: tuple[str, ...] = ()  # such as loss,aliases 3; (): all
 
 
 def main(argv=None):

@@ -15,22 +15,22 @@ import torch
 from tqdm import tqdm
 
 from nanodepth import probe
+from nanodepth.model import unrolled
 from nanodepth.common.errors import Refused, check_choice
 from nanodepth.common.files import replace
-from nanodepth.looping.layers import device_of
+from nanodepth.common.whose import device_of
 from nanodepth.models.checkpoint import family_of, is_hugging_face, named_models
 from nanodepth.models.hf import config_of, lacking
 from nanodepth.models.hf_recurrent import FAMILY
 from nanodepth.report.plot import draw_curves, draw_maps, show
 from nanodepth.report.tables import columns, groups_of, number, over_seeds, write_csv
-from nanodepth.retrofit import core_of, parts_of
+from nanodepth.retrofit import core_of
 from nanodepth.scoring.lens import exit_at, quality, train_lens
-from nanodepth.scoring.measure import measure
 from nanodepth.scoring.rows import Asked, NotHere, Subject, group_of, notes_beside
-from nanodepth.scoring.scores import ask, open_data, parse_tasks
+from nanodepth.scoring.scores import ask, data_scores, open_data, parse_tasks
 from nanodepth.scoring.way import Ways, name_of, read_way
 from nanodepth.text.primitives import TASKS, TOY_TASKS
-from nanodepth.train import read
+from nanodepth.common.options import read
 
 
 @dataclass(kw_only=True)
@@ -84,13 +84,14 @@ class Probed(Subject):
     @functools.cached_property
     def lens(self):
         "A tuned lens, of rows that neither the model was trained on nor the probes look at."
+        n = self.val.batches_of_an_epoch
         looked_at = max(-(-self.asked.count // self.val.batch_size), self.asked.batches,
-                        min(8, len(self.val) // 2))
-        if looked_at >= len(self.val):
-            raise NotHere(f'its validation data have {len(self.val)} batches, and the probes look '
-                          f'at {looked_at}: none is left to train a lens on')
+                        min(8, n // 2))
+        if looked_at >= n:
+            raise NotHere(f'its validation data have {n} batches, and the probes look at '
+                          f'{looked_at}: none is left to train a lens on')
         lens = train_lens(self.model, self.val, self.asked.lens_steps, self.asked.lens_lr,
-                          progress=True, batches=range(looked_at, len(self.val)))
+                          progress=True, batches=range(looked_at, n))
         if not all(p.isfinite().all() for p in lens.parameters()):
             raise Refused(f'the lens is not finite after {self.asked.lens_steps} steps: lower '
                           f'--lens_lr={self.asked.lens_lr:g}')
@@ -98,7 +99,7 @@ class Probed(Subject):
 
     def score(self, answer):
         "{'loss', the accuracy on each task} of a callable tokens -> logits."
-        scores = dict(loss=measure(answer, self.val, self.asked.batches)[0])
+        scores = dict(loss=data_scores(answer, self.val, self.asked.batches)['loss'].mean)
         for name, questions in self.questions.items():
             scores[name] = ask(answer, self.tokenizer, questions).mean
         return scores
@@ -106,11 +107,11 @@ class Probed(Subject):
 
 def rows_of(val, count, length):
     "Validation rows, or the first tokens of them, and their targets: (n, T) each."
-    if count > Options.count and count > len(val) * val.batch_size:
-        raise Refused(f'--count={count}, but the validation data have '
-                      f'{len(val) * val.batch_size} rows')
-    batches = range(min(len(val), -(-count // val.batch_size)))
-    parts = zip(*(val.batch(step, again=False)[:2] for step in batches))
+    there = val.batches_of_an_epoch * val.batch_size
+    if count > max(there, Options.count):
+        raise Refused(f'--count={count}, but the validation data have {there} rows')
+    batches = range(min(val.batches_of_an_epoch, -(-count // val.batch_size)))
+    parts = zip(*(val.batch(step, first_epoch=True)[:2] for step in batches))
     tokens, targets = (torch.cat(part)[:count, :length] for part in parts)
     if length and tokens.shape[1] < length:
         raise Refused(f'the rows of the validation data have {tokens.shape[1]} tokens, '
@@ -177,52 +178,6 @@ def early_exit(c):
     return rows
 
 
-def ways_of_passes(model):
-    "[(how the model runs its core k times, after how many layers the core ends)], k = 1, 2, ..."
-    if core := core_of(model):
-        before, items, _ = map(len, parts_of(model))
-        return [(dict(r=k), before + k * items) for k in range(1, core.r + 1)]
-    order = model.order
-    core = [i for i in dict.fromkeys(order) if order.count(i) > 1]
-    times = order.count(core[0]) if core else 1
-    first = order.index(core[0]) if core else 0
-    before, after = order[:first], order[first + times * len(core):]
-    if times < 2 or before + core * times + after != order:
-        raise NotHere(f'{name_of(order)} runs no block of layers several times')
-    return [(dict(order=before + core * k + after), first + k * len(core))
-            for k in range(1, times + 1)]
-
-
-@torch.no_grad()
-def passes(c):
-    """What would be said after each pass of a core: through the coda, and by the stream that leaves
-    the core itself."""
-    said = {'through the coda': [], 'straight': []}
-    for how, end in ways_of_passes(c.model):
-        streams = []
-
-        def tap(depth, part, x, update):
-            if (depth, part) == (end, 'attn'):
-                streams.append(x)               # what the coda's first layer gets
-            return update
-        out = c.model.hidden(c.tokens, tap=tap, **how)
-        for x, tokens in zip((out, streams[0] if streams else out), said.values()):
-            tokens.append(c.model.head(c.model.norm(x)).argmax(-1)[:, :-1])         # (B, T - 1)
-    rows = []
-    known = c.targets[:, :-1] != -1         # what nobody can know counts in no share of right ones
-    for reading, tokens in said.items():
-        at_once = torch.stack(tokens)                                               # (r, B, T - 1)
-        same = at_once == at_once[-1]
-        for k, now in enumerate(at_once):
-            shares = {'right (%)': (now == c.tokens[:, 1:])[known], 'as at the end (%)': same[k],
-                      'settled (%)': same[k:].all(0)}
-            if k:
-                shares['changed (%)'] = now != at_once[k - 1]
-            rows.append(({'reading': reading, 'pass': k + 1}, {
-                name: 100 * share.float().mean().item() for name, share in shares.items()}))
-    return rows
-
-
 class Probe(NamedTuple):
     measure: Callable
     x: str = None           # of curves; what tells their panels apart is `panel`, if anything does
@@ -247,8 +202,7 @@ PROBES = dict(
     reverse=Probe(rearranged(probe.reverse_block, 2, 4, 8), 'start', 'size'),
     similarity=Probe(similarity, maps=COSINES),
     block_similarity=Probe(lambda c: similarity(c, blocks=True), maps=COSINES),
-    early_exit=Probe(early_exit, 'depth', 'lens'),
-    passes=Probe(passes, 'pass', 'reading'))
+    early_exit=Probe(early_exit, 'depth', 'lens'))
 # {probe: its title, and how to read it}
 TEXTS = tomllib.loads(Path(__file__).with_name('probe.toml').read_text(encoding='utf-8'))
 
@@ -326,7 +280,7 @@ def main(argv=None):
         subject = Probed(path, options)
         groups[run] = group_of(run, groups[run], subject.state, firsts)
         with way.apply(subject.model):
-            order, (n, T) = subject.model.unrolled(), subject.tokens.shape
+            order, (n, T) = unrolled(subject.model.order), subject.tokens.shape
         for name, places in subject.noted([way], notes)[str(way)].items():
             rows[name] += [dict(run=run, group=groups[run]) | place | numbers
                            for place, numbers in places]

@@ -7,8 +7,9 @@ from typing import Literal
 
 import torch
 
+from nanodepth.model import unrolled
 from nanodepth.common.errors import Refused
-from nanodepth.train import read
+from nanodepth.common.options import read
 from nanodepth.retrofit import seed_for
 from nanodepth.models.checkpoint import open_any, pick_device
 from nanodepth.scoring.likelihoods import encode
@@ -48,8 +49,8 @@ def main(argv=None):
 
 
 def write(model, tokenizer, options, device):
-    print(f'device {device}, {model.num_params():,} parameters, {len(model.unrolled())} layers '
-          f'deep, temperature {options.temperature}')
+    print(f'device {device}, {model.num_params():,} parameters, '
+          f'{len(unrolled(model.order))} layers deep, temperature {options.temperature}')
     asked = {options.prompt: ''} if options.prompt else TOY_PROMPTS
     for i, (prompt, right) in enumerate(asked.items()):
         new = min(options.tokens, len(right) or options.tokens)

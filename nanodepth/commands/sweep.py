@@ -10,16 +10,18 @@ from pathlib import Path
 
 import numpy as np
 
-from nanodepth.commands.evaluate import print_tables
 from nanodepth.common.errors import Refused
 from nanodepth.loop import repeat_block
 from nanodepth.looping.layers import pick_window
+from nanodepth.looping.orders import depth_of, order_of
+from nanodepth.model import unrolled
 from nanodepth.models.checkpoint import named_models
+from nanodepth.report.printed import print_tables
 from nanodepth.report.tables import UNITS, mean, named_after, number, where, write_csv
 from nanodepth.scoring.lm_eval_scores import SHARES
 from nanodepth.scoring.rows import Asked, Subject, notes_beside
-from nanodepth.scoring.way import Way, Ways, depth_in, layers_and_order, read_ways
-from nanodepth.train import read
+from nanodepth.scoring.way import Way, Ways, read_ways
+from nanodepth.common.options import read
 
 
 @dataclass(kw_only=True)
@@ -47,7 +49,7 @@ def windows_of(parts, depth):
 
 
 def ways_of(options, model):
-    _, order = layers_and_order(model)
+    order = unrolled(order_of(model))
     depth = len(order)
     if options.blocks:
         if others := read_ways(options):
@@ -59,7 +61,7 @@ def ways_of(options, model):
     if options.loop or options.r:
         return read_ways(options)
     return read_ways(replace(options, window=windows_of(options.window or ('all4',), depth),
-                             method=options.method or ('rk',), K=options.K or (2, 3)))
+                             solver=options.solver or ('rk',), K=options.K or (2, 3)))
 
 
 # ---------------------------------------------------------------------------- screening and judging
@@ -96,7 +98,7 @@ def search(name, path, options, notes):
     J.1 have windows that win the screen and lose on held-out data."""
     subject = Subject(path, options)
     ways = {str(way): way for way in ways_of(options, subject.model)}
-    recipe = Way(window='{}-{}'.format(*pick_window(None, depth_in(subject.model))), method='rk',
+    recipe = Way(window='{}-{}'.format(*pick_window(None, depth_of(subject.model))), solver='rk',
                  K=3)
     tried = {str(Way()): Way()} | ways
     if not (options.blocks or options.loop or options.r):

@@ -4,12 +4,18 @@ runs each command in it. Any other exception keeps its traceback.
 Usage: raise Refused(f'block={block} must be at least 1')
 """
 import contextlib
+import difflib
 import os
 import sys
 import traceback
 
 from nanodepth.model import Refused
-from nanodepth.train import nearest, which_process
+from nanodepth.training.machine import RANK
+
+
+def nearest(name, names):
+    near = difflib.get_close_matches(str(name), [str(each) for each in names], 1, 0.5)
+    return f'; did you mean {near[0]!r}?' if near else ''
 
 
 def check_choice(name, value, allowed):
@@ -46,7 +52,7 @@ def refusals(name):
     try:
         yield
     except Refused as error:
-        if which_process()[0] == 0:
+        if RANK == 0:
             if os.environ.get('NANODEPTH_DEBUG'):
                 traceback.print_exception(error)
             say(f'{name}: {error}')

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import pickle
-import re
+import shutil
 from pathlib import Path
 
 from nanodepth.common.errors import Refused, say
@@ -26,6 +26,11 @@ def reading(path):
     except Exception as error:
         reason = f'{type(error).__name__}: {error}'.splitlines()[0][:200]
         raise Refused(f'{path} is damaged, or not what it should be ({reason})') from error
+
+
+def checkpoint_file(folder):
+    "What stands for a run: its ckpt.pt, or the checkpoint that is named itself."
+    return Path(folder) if str(folder).endswith('.pt') else Path(folder) / 'ckpt.pt'
 
 
 def read_json(path):
@@ -114,22 +119,16 @@ def replacing(path):
         new.unlink(missing_ok=True)
 
 
-held = {}           # {a folder that this process holds: its open lock}
-
-
 @contextlib.contextmanager
 def claim(folder):
     """Hold a folder, because two runs in one would overwrite each other. The lock goes with the
     process that holds it; its file stays, unless it is new and something is refused."""
     if str(folder) in ('', '.'):        # --out= is no wish to write here
         raise Refused('the folder to write into is empty, or ".": write its name')
-    folder = Path(folder).absolute()
-    if folder in held:
-        yield
-        return
-    is_new = not (folder / 'lock').exists()
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / 'lock', 'a') as file:
+    lock = Path(folder) / 'lock'
+    is_new = not lock.exists()
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with open(lock, 'a') as file:
         try:
             import fcntl
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -142,49 +141,29 @@ def claim(folder):
             if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP):
                 raise
             say(f'{folder}: its file system has no locks, so keep two runs out of it yourself')
-        remove_leftovers(folder)
-        held[folder] = file
         try:
             yield
         except Refused:
             if is_new:
-                (folder / 'lock').unlink()
+                lock.unlink()
                 with contextlib.suppress(OSError):      # it is not empty
-                    folder.rmdir()
+                    lock.parent.rmdir()
             raise
-        finally:
-            del held[folder]
-
-
-def remove_leftovers(folder):
-    "What writers left that were killed, by the names that `replacing` gives, and nobody else's."
-    for left in folder.glob('*.nanodepth.tmp'):
-        if re.search(r'\.\d+\.nanodepth\.tmp$', left.name) and left.is_file():
-            left.unlink(missing_ok=True)
-
-
-def refuse_not_new(folder):
-    "A model's folder holds nothing else: it is not there, or empty but for a lock of ours."
-    folder = Path(folder)
-    for path in sorted(folder.iterdir()) if folder.exists() else []:
-        if path.name != 'lock' or path.stat().st_size:
-            raise Refused(f'{folder} holds {path.name} already, and a model is written into a new '
-                          'folder: choose another one, or remove it')
 
 
 @contextlib.contextmanager
-def new_model(folder):
-    "Hold a new folder to write a model into. It has no lock in the end: nobody else writes there."
-    folder = Path(folder)
-    refuse_not_new(folder)
-    with claim(folder):
-        yield folder
-        with contextlib.suppress(OSError):          # Windows removes no open file
-            (folder / 'lock').unlink()
-
-
-def on_hub(name):
-    "Is this owner/name, as on the Hugging Face hub, and no slip in the name of a folder here?"
-    path = Path(name)
-    return (re.fullmatch(r'\w[\w.-]*/[\w.-]+', str(name)) is not None and not path.exists()
-            and not path.parent.is_dir())
+def new_folder(folder):
+    """Where a model's folder is written: beside its place, whose name it takes when all went well.
+    What is there already is never written over."""
+    folder = Path(folder).absolute()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise Refused(f'{folder} is there already, and a model is written into a new folder')
+    beside = folder.with_name(f'{folder.name}.{os.getpid()}.nanodepth.tmp')
+    beside.mkdir(parents=True)
+    try:
+        yield beside
+        if folder.exists():             # an empty one may be in its place
+            folder.rmdir()
+        beside.replace(folder)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)

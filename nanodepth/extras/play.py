@@ -16,19 +16,19 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from nanodepth.model import spans_in, unrolled
 from nanodepth.common.errors import Refused, check_choice
 from nanodepth.common.files import read_json, replace
-from nanodepth.train import read
+from nanodepth.common.options import read
 from nanodepth.looping.layers import MIDDLE
 from nanodepth.models import checkpoint
 from nanodepth.models.checkpoint import load_model, open_path, refuse_missing
 from nanodepth.report.logs import log_of
 from nanodepth.report.tables import run_names
-from nanodepth.retrofit import core_of, parts_of
+from nanodepth.retrofit import Core, core_of, parts_of
 from nanodepth.scoring.likelihoods import encode
 from nanodepth.scoring.scores import parse_tasks, questions_of
-from nanodepth.text.tokenizer import (get_tokenizer, readable, start_of_document,
-                                      tokenizer_file)
+from nanodepth.text.tokenizer import get_tokenizer, readable, start_of_document, tokenizer_file
 
 FOLDER = Path(__file__).parent
 MIDDLE_PLACES = {f'{depth},{n}': a for (depth, n), a in MIDDLE.items()}
@@ -72,7 +72,9 @@ def stages_of(run):
 def refuse(model, run, largest):
     "A model that a browser cannot carry, or play.js cannot run."
     c = model.config
+    spans = [type(span).__name__ for span in spans_in(model.order) if type(span) is not Core]
     for has, feature in ((model.num_params() > largest, f'more than {largest:,} parameters'),
+                         (spans, f'a {", ".join(spans)} in its order'),
                          (c.ln_scaling, 'ln_scaling'),
                          (c.rope_scaling, 'scaled rotary positions')):
         if has:
@@ -87,7 +89,7 @@ def tensors_of(model):
         core.fresh = False                      # the page draws no noise
         with torch.no_grad():
             e = torch.zeros(1, model.config.context, model.config.n_embd)
-            tensors['first_states'] = core.first_state(e, 0, None)[0].clone()
+            tensors['first_states'] = core.first_state(e, 0)[0].clone()
     return tensors
 
 
@@ -133,7 +135,7 @@ def round_weights(model, small=False):
     core = core_of(model)
     if states is not None:
         states = widened(states, 8)
-        core.first_state = lambda e, first, _: states[first:first + e.shape[1]].expand_as(e)
+        core.first_state = lambda e, first: states[first:first + e.shape[1]].expand_as(e)
     return model
 
 
@@ -184,8 +186,8 @@ def show_token(tokenizer, token):
 def described(run, model, kin, copies):
     """What the page says of a model, and what play.js needs to know of it. kin: the layer of the
     first stage that each layer goes back to."""
-    about = dict(layers=len(model.layers), order=model.unrolled(), parameters=model.num_params(),
-                 run=str(run), kin=kin, copies=copies,
+    about = dict(layers=len(model.layers), order=unrolled(model.order), run=str(run), kin=kin,
+                 copies=copies, parameters=model.num_params(),
                  config={key: getattr(model.config, key) for key in SHAPE})
     if core := core_of(model):
         about |= dict(r=core.r, parts=list(parts_of(model)))

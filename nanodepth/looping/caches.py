@@ -7,7 +7,7 @@ import itertools
 import torch
 
 from nanodepth.common.errors import Refused, check_choice
-from nanodepth.looping.solvers import BY_LAYER, PER_TOKEN, SOLVERS, pick_solver
+from nanodepth.looping.solvers import BY_LAYER, pick_solver
 from nanodepth.model import LM, seen, unrolled
 from nanodepth.wrapper import Window as PlainWindow
 
@@ -25,26 +25,28 @@ CACHES = (
 
 class Window(PlainWindow):
     """A later token looks back at keys and values, of which a looped layer has made one version for
-    each evaluation (K, for most methods); the cache has room for one.
+    each evaluation (K, for most solvers); the cache has room for one.
 
+    solver  a name of SOLVERS, with its options if it has some, as 'euler(tol=0.1)'; or a function
     cache   which version stays: CACHES (the paper's appendices C, G.2 and N)
-    method  a name of SOLVERS, or its function
+    pin     'mixture': in a mixture of experts, later evaluations keep the experts of the first
     decode  'full' loops at each new token; 'bypass' loops only while a prompt is read
     mode    the items as one 'block', or 'layer' by layer"""
 
-    def __init__(self, items, method='rk', K=3, beta=None, cache=None, decode='full', mode=None,
+    def __init__(self, items, solver='rk', K=3, cache=None, pin=None, decode='full', mode=None,
                  **options):
-        self.method, self.decode = getattr(method, '__name__', method), decode
-        self.bound, self.most = pick_solver(self.method, K, beta, **options)
-        super().__init__(items, SOLVERS[self.method], **self.bound.keywords)
-        self.by_layer = self.method in BY_LAYER             # a method for each layer by itself
-        self.mixes_tokens = self.method not in PER_TOKEN    # no padded rows, then (scoring asks)
+        self.decode, self.pin = decode, pin
+        self.bound, self.most = pick_solver(solver, K, **options)
+        super().__init__(items, self.bound.func, **self.bound.keywords)
+        name = self.solver.__name__
+        self.by_layer = name in BY_LAYER                    # a solver for each layer by itself
         self.mode = mode or ('layer' if self.by_layer else 'block')
-        self.cache = cache or ('natural' if self.by_layer else 'first')
+        self.keeps = cache or ('natural' if self.by_layer else 'first')
         check_choice('mode', self.mode, ['layer'] if self.by_layer else ['block', 'layer'])
-        check_choice('cache', self.cache, CACHES)
+        check_choice('cache', self.keeps, CACHES)
         check_choice('decode', decode, ('full', 'bypass'))
-        if self.cache == 'exact' and (decode != 'full' or options.get('tol') is not None):
+        check_choice('pin', pin, (None, 'mixture'))
+        if self.keeps == 'exact' and (decode != 'full' or 'tol' in self.options):
             raise Refused("cache='exact' needs the same evaluations for every token: "
                           "decode='full', and no halting tolerance")
 
@@ -53,25 +55,25 @@ class Window(PlainWindow):
 
     def extra_pass(self):
         "Of what the window runs once more, to fill the cache: its 'input', its 'output', or None."
-        if self.cache == 'last':
+        if self.keeps == 'last':
             return 'output'
-        if self.cache == 'first' and self.mode == 'layer':
+        if self.keeps == 'first' and self.mode == 'layer':
             return 'input'      # layer by layer, first evaluations of later layers saw looped ones
         return None
 
-    def __call__(self, model, x, depth, cache=None, **how):
+    def __call__(self, model, x, depth, cache=None, tap=None):
         if self.decode == 'bypass' and x.shape[-2] == 1 and tokens_in(cache, depth) > 0:
-            return model.run(x, self.items, depth, cache=cache, **how)
+            return model.run(x, self.items, depth, cache, tap)
         parts = [self.items] if self.mode == 'block' else [[item] for item in self.items]
-        memory = Memory(self, model, cache, depth, how)
+        memory = Memory(self, model, cache, depth, tap)
         y = x
         for part in parts:
-            if self.cache == 'exact' and isinstance(cache, dict):       # wrapper.py's own
-                step = PlainWindow(part, self.solver, self.K, 'exact', **self.options)
-                y = step(model, y, depth, cache=cache, **how)
+            if self.keeps == 'exact' and isinstance(cache, dict):       # wrapper.py's own
+                span = PlainWindow(part, self.solver, self.K, 'exact', **self.options)
+                y = span(model, y, depth, cache, tap)
             else:
                 y = self.bound(memory.window(part, depth), y)   # each call of g is one evaluation
-            depth += len(unrolled(part, how.get('r')))
+            depth += len(unrolled(part))
         memory.settle(x, y)
         return y
 
@@ -96,10 +98,10 @@ class Memory:
     runs on copies of the cache's slots. One that grows gets new tensors when it is updated, so that
     copying it costs nothing; one of a fixed length is written into, and is cloned."""
 
-    def __init__(self, window, model, cache, depth, how):
-        self.step, self.model, self.cache, self.how = window, model, cache, how
-        self.kind, self.K = window.cache, window.evaluations()
-        self.first, self.end = depth, depth + len(unrolled(window.items, how.get('r')))
+    def __init__(self, window, model, cache, depth, tap):
+        self.span, self.model, self.cache, self.tap = window, model, cache, tap
+        self.kind, self.K = window.keeps, window.evaluations()
+        self.first, self.end = depth, depth + len(unrolled(window.items))
         self.ours = isinstance(cache, dict)
         if self.ours and self.kind == 'none':
             self.model = WithoutPast(model, seen(cache, depth))
@@ -123,15 +125,15 @@ class Memory:
     def evaluate(self, x, items, depth, k):
         "Evaluation k."
         if self.cache is None:
-            return self.model.run(x, items, depth, cache=None, **self.how)
+            return self.model.run(x, items, depth, None, self.tap)
         layers = self.layers
-        depths = range(depth, depth + len(unrolled(items, self.how.get('r'))))
+        depths = range(depth, depth + len(unrolled(items)))
         before = {d: layers[d] for d in depths}
         for d, slot in before.items():
             layers[d] = self.lent(d, slot, k)
         after = before              # when a layer fails, the cache is as it was
         try:
-            y = self.model.run(x, items, depth, cache=self.cache, **self.how)
+            y = self.model.run(x, items, depth, self.cache, self.tap)
             after = {d: self.kept(d, before[d], layers[d], k) for d in depths}
             return y
         finally:
@@ -160,12 +162,12 @@ class Memory:
 
     def settle(self, x, y):
         "The window has made y of x. What of it stays in the cache?"
-        extra = self.step.extra_pass()
+        extra = self.span.extra_pass()
         if self.cache is None:
             return
         if extra:
             stream = x if extra == 'input' else y
-            self.evaluate(stream, self.step.items, self.first, self.K + 1)
+            self.evaluate(stream, self.span.items, self.first, self.K + 1)
         if extra or self.kind == 'last_eval':
             for d, slot in self.last.items():
                 self.layers[d] = slot
@@ -201,8 +203,8 @@ class WithoutPast:
     def __getattr__(self, name):
         return getattr(self.model, name)
 
-    def run(self, *args, **how):
-        return LM.run(self, *args, **how)
+    def run(self, *args):
+        return LM.run(self, *args)
 
 
 def tokens_in(cache, depth):

@@ -6,12 +6,12 @@ Usage: a, b = pick_window('mid4', len(layers_of(model)))        # also '3-5', (3
 import functools
 import inspect
 import re
-import types
 
 import torch
 import torch.nn as nn
 
-from nanodepth.common.errors import Refused, check_choice
+from nanodepth.common.errors import Refused
+from nanodepth.common.whose import is_ours
 
 
 def arguments(layer):
@@ -20,19 +20,6 @@ def arguments(layer):
     pick = lambda *known: next((name for name in known if name in names), None)
     return (names, pick('past_key_values', 'past_key_value', 'layer_past', 'cache'),
             pick('attention_mask', 'mask'))
-
-
-def width_of(model_like):
-    return getattr(getattr(model_like, 'config', None), 'vocab_size', 1)
-
-
-def device_of(model_like):
-    return next((p.device for p in getattr(model_like, 'parameters', list)()), 'cpu')
-
-
-def is_ours(model):
-    "(Not isinstance: the LM of another copy of ours is another class.)"
-    return hasattr(model, 'flops_of')
 
 
 def layers_of(model):
@@ -92,15 +79,6 @@ def pick_window(window, depth):
     return tuple(window)
 
 
-def loop_of(model):
-    "The Loop of a looped model, or None."
-    for module in model.modules():
-        for name in FORWARDS:
-            if isinstance(entry := vars(module).get(name), Entry):
-                return entry.loop
-    return None
-
-
 def check_host(model, layers, window, cache):
     "What cannot be looped is refused before anything is touched."
     config = model.config.get_text_config()
@@ -131,13 +109,10 @@ def check_calls(model, layers, **how):
     counts, tuples = dict.fromkeys(layers, 0), set()
 
     def count(module, _, output):
-        if module in counts:        # and no other copy of it
-            counts[module] += 1
-            if isinstance(output, tuple):
-                tuples.add(module)
-    # shallow copies of a layer, as orders.py makes them, share what is hooked
-    apart = {id(layer._forward_hooks): layer for layer in layers}.values()
-    hooks = [layer.register_forward_hook(count) for layer in apart]
+        counts[module] += 1
+        if isinstance(output, tuple):
+            tuples.add(module)
+    hooks = [layer.register_forward_hook(count) for layer in layers]
     try:
         model(torch.ones(1, 2, dtype=torch.long, device=model.device), use_cache=False, **how)
     finally:
@@ -152,26 +127,15 @@ def check_calls(model, layers, **how):
 
 # --------------------------------------------------------------------------------------- one layer
 
-FORWARDS = ('forward', '_old_forward')      # the second: accelerate has put its own before ours
-
-
 class Entry:
-    """Stands in a layer's forward: an object, so that it can be copied and pickled. What stood
-    there before, if anything did (accelerate's, which moves tensors), is what runs the layer."""
+    """Stands in a layer's forward: an object, so that a deepcopy has its own. What stood there
+    before, if anything did (accelerate's, which moves tensors), is what runs the layer."""
 
-    def __init__(self, layer, index, loop, tuples, pinned=False):
+    def __init__(self, layer, index, loop, tuples, pinned):
         self.layer, self.index, self.loop, self.pinned = layer, index, loop, pinned
         self.tuples = tuples
         self.before = vars(layer).get('forward')
         self.names, self.cache_name, self.mask_name = arguments(layer)
-
-    def leave(self, module, name):
-        "`module` is the layer, or its copy."
-        if name == 'forward' and not self.before:
-            del module.forward
-        else:
-            own = types.MethodType(type(module).forward, module)
-            setattr(module, name, self.before or own)
 
     def forward(self, x, kwargs):
         own = self.before or functools.partial(type(self.layer).forward, self.layer)
@@ -214,7 +178,6 @@ def routers_of(layer):
 def pinned_routers(layers, pin, unasked=False):
     """{layer: its routers} of {layer: module}; none without a pin. unasked: pinned wherever there
     is a router."""
-    check_choice('pin', pin, (None, 'mixture'))
     if unasked and any(map(routers_of, layers.values())):
         pin = 'mixture'
     routers = {i: routers_of(layer) if pin else [] for i, layer in layers.items()}

@@ -3,6 +3,7 @@ where F(x) = g(x) - x, so any other way to solve that equation is another way to
 function (g, x, K, **options) -> x whose first evaluation is g(x).
 Usage: x = heun(g, x, K=3)      # three steps, each of two evaluations of g
 """
+import ast
 import functools
 import inspect
 import math
@@ -11,7 +12,7 @@ import numbers
 import torch
 
 from nanodepth.common.errors import Refused, check_choice
-from nanodepth.wrapper import Window, naive, rk
+from nanodepth.wrapper import SOLVERS, Window, rk
 
 lerp = torch.lerp       # exactly x at 0 and y at 1, as wrapper.py says
 
@@ -198,29 +199,44 @@ def poly_blend(g, x, K, weights=None):
 
 # They are those of "Training-Free Looped Transformers", section 2.3 (Eq. 10 to 16, Table 1) and
 # appendix E. What these leave open is as in the authors' code.
-SOLVERS = {f.__name__: f for f in (naive, rk, euler, butcher, midpoint, heun, rk4,
-                                   layer_anchored_frozen, heavy_ball, anderson, aitken, norm_stab,
-                                   poly_blend)}
+SOLVERS.update({f.__name__: f for f in (euler, butcher, midpoint, heun, rk4, layer_anchored_frozen,
+                                        heavy_ball, anderson, aitken, norm_stab, poly_blend)})
 # These combine the states of each token by itself. anderson solves one problem for a whole
 # sequence, and a solver that a script adds may do so, too.
 PER_TOKEN = {*SOLVERS} - {'anderson'}
 BY_LAYER = {'layer_anchored_frozen'}        # these work layer by layer, and pin experts
 
 
-BOUNDS = dict(K=(1, math.inf), T=(1e-3, 1e3), beta=(0, 1), tol=(0, math.inf), m=(1, math.inf))
+BOUNDS = dict(K=(1, math.inf), T=(1e-3, 1e3), beta=(0, 1))
 
 
-def pick_solver(method, K, beta=None, **options):
-    "(solver(g, x) with its K and options, how often it evaluates g at most), or one line why not."
-    check_choice('method', method, list(SOLVERS))
-    solver = SOLVERS[method]
+def read_solver(text):
+    "'euler(tol=0.1)' as a name and its options."
+    name, has_options, _ = text.partition('(')
+    if not has_options:
+        return name, {}
+    try:
+        call = ast.parse(text, mode='eval').body
+        [] = call.args                  # all have names
+        return name, {each.arg: ast.literal_eval(each.value) for each in call.keywords}
+    except (SyntaxError, ValueError, AttributeError):
+        raise Refused(f'solver={text}: write it as euler(tol=0.1)') from None
+
+
+def pick_solver(solver, K, **options):
+    """(its function, which solves g from x with K and the options; how often that evaluates g at
+    most), or one line why not. A function, a name of SOLVERS, or a text with options."""
+    name = solver
+    if isinstance(solver, str):
+        name, more = read_solver(solver)
+        options |= more
+        check_choice('solver', name, list(SOLVERS))
+        solver = SOLVERS[name]
     takes = list(inspect.signature(solver).parameters)[2:]
-    options['K'] = K
-    if beta is not None:
-        options['beta'] = beta
+    options = {option: value for option, value in options.items() if value is not None} | dict(K=K)
     for option in options:
         if option not in takes:
-            raise Refused(f'the method {method!r} has no option {option!r}; it takes: '
+            raise Refused(f'the solver {name!r} has no option {option!r}; it takes: '
                           f'{", ".join(takes)}')
     for name, value in options.items():
         low, high = BOUNDS.get(name, (-math.inf, math.inf))
@@ -233,5 +249,5 @@ def pick_solver(method, K, beta=None, **options):
     try:
         evaluations = Window([], solver, **kept).evaluations()
     except (TypeError, RuntimeError):
-        raise Refused(f'the options of {method!r} are not of its kind: {options}') from None
+        raise Refused(f'the options of {name!r} are not of its kind: {options}') from None
     return functools.partial(solver, **options), evaluations

@@ -1,7 +1,7 @@
 """One forward of a patched model: it comes through the window, and then the window runs. The Loop
 notes the arguments of each call of a layer, and gives the stream back as it came. In the call of
 the last layer all of the window runs, with the arguments that were noted.
-Usage: loop = Loop((3, 5), Window([3, 4, 5], 'rk', 3), depth=8)     # in patch.py
+Usage: loop = Loop((3, 5), Window([3, 4, 5], 'rk', 3), depth=8)     # in orders.py
 """
 import copy
 import threading
@@ -14,10 +14,10 @@ class Loop(threading.local):
     own state: a threading.local runs __init__ again in each thread. It is the window's model, too:
     `run` is all that one asks of a model."""
 
-    def __init__(self, window, step, depth):
+    def __init__(self, window, span, depth):
         self.a, self.b = window
-        self.step = copy.copy(step)
-        self.step.items = [*range(self.a, self.b + 1)]
+        self.span = copy.copy(span)
+        self.span.items = [*range(self.a, self.b + 1)]
         self.depth = depth          # of the whole model
         self.forget()
 
@@ -29,7 +29,7 @@ class Loop(threading.local):
         self.routed = {}        # {router: its answer in evaluation 1}
 
     def __reduce__(self):       # copies and pickles carry no forward's state
-        return type(self), ((self.a, self.b), self.step, self.depth)
+        return type(self), ((self.a, self.b), self.span, self.depth)
 
     def arrive(self, entry, d, x, kwargs):
         "The model calls the window's layers one by one; in the call of the last all of them run."
@@ -37,7 +37,7 @@ class Loop(threading.local):
             self.begin(entry, x, kwargs)
         self.calls[d] = (entry, kwargs)
         try:
-            y = x if d < self.b else self.step(self, self.x, self.a, cache=self.cache)
+            y = x if d < self.b else self.span(self, self.x, self.a, self.cache)
             return (y, None) if entry.tuples else y
         except BaseException:
             self.forget()
@@ -61,12 +61,12 @@ class Loop(threading.local):
             while len(slots) < self.depth and kind:     # a DynamicCache may make them when needed
                 slots.append(kind())
 
-    def run(self, x, order, depth, **how):
+    def run(self, x, order, depth, cache=None, tap=None):
         "Layers of the window, with the arguments that the model gave them."
         for d in range(depth, depth + len(order)):
             entry, kwargs = self.calls[d]
             mask = kwargs.get(entry.mask_name)
-            if mask is not None and self.cache is not None and self.step.cache == 'none':
+            if mask is not None and self.cache is not None and self.span.keeps == 'none':
                 kwargs = {**kwargs, entry.mask_name: mask[..., -x.shape[-2]:]}
             x = entry.forward(x, kwargs)
         return x

@@ -1,6 +1,7 @@
 """Any checkpoint as a model: a run's, which train.py has saved, or a Hugging Face folder.
 Usage: model = load_model('out/run')
 """
+import inspect
 import math
 import re
 import runpy
@@ -9,12 +10,13 @@ from pathlib import Path
 import torch
 
 from nanodepth.common.errors import Refused, nearest, say
-from nanodepth.common.files import load_tensors, on_hub, read_json, reading
-from nanodepth.looping.layers import is_ours
-from nanodepth.model import Step
+from nanodepth.common.whose import is_ours, local_folder, on_hub
+from nanodepth.common.files import checkpoint_file, load_tensors, read_json, reading
+from nanodepth.model import Span
 from nanodepth.report.tables import run_names
-from nanodepth.text.tokenizer import fingerprint, get_tokenizer, local_folder
-from nanodepth.train import checkpoint_file, load
+from nanodepth.text.tokenizer import fingerprint, get_tokenizer
+from nanodepth.training.checkpoint import load
+from nanodepth.wrapper import Window
 
 def is_hugging_face(folder):
     "Is this a Hugging Face folder and no run of ours, or a name on the hub?"
@@ -66,15 +68,20 @@ def state_of(path):
     return state
 
 
-BROUGHT = []            # classes of Steps, of a command's --classes=FILE.py
+BROUGHT = []            # classes of Spans, of a command's --classes=FILE.py
 
 
 def classes_in(given):
-    "Classes of Steps; given may be the file in which they stand."
-    if isinstance(given, (str, Path)):
-        given = [each for each in runpy.run_path(str(given)).values()
-                 if isinstance(each, type) and issubclass(each, Step)]
-    return given
+    """Classes of Spans; given may be the file in which they stand. Its solvers are known from then
+    on, too."""
+    if not isinstance(given, (str, Path)):
+        return given
+    values = runpy.run_path(str(given)).values()
+    for each in values:
+        is_function = inspect.isfunction(each)
+        if is_function and [*inspect.signature(each).parameters][:3] == ['g', 'x', 'K']:
+            Window([], each)
+    return [each for each in values if isinstance(each, type) and issubclass(each, Span)]
 
 
 def open_path(path, others=False, classes=()):
@@ -82,8 +89,11 @@ def open_path(path, others=False, classes=()):
     another family than ours."""
     state = state_of(path)
     if state:
-        with reading(path):
-            model, state = load(file_of(path), [*BROUGHT, *classes_in(classes)])
+        try:
+            with reading(path):
+                model, state = load(file_of(path), [*BROUGHT, *classes_in(classes)])
+        except Refused as error:        # such as a Span or a solver that nobody has brought
+            raise Refused(f'{path}: {error}') from None
     else:
         from nanodepth.models import hf, hf_recurrent       # a run of ours never needs them
         if family_of(path) == hf_recurrent.FAMILY:
@@ -103,7 +113,7 @@ def refuse_not_finite(model, path):
 
 def load_model(path, device='cpu', others=False, classes=()):
     """Any checkpoint of ours, or of Hugging Face's, as a model that is ready to run. `others`: also
-    of another family than ours. `classes`: of Steps that are neither a Core nor a Window, or the
+    of another family than ours. `classes`: of Spans that are neither a Core nor a Window, or the
     file in which they stand."""
     return open_path(path, others, classes)[1].to(device).eval()
 

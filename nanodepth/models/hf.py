@@ -12,11 +12,11 @@ from types import SimpleNamespace
 import torch
 
 from nanodepth.common.errors import Refused, refusing
-from nanodepth.common.files import new_model, reading, replace, replacing, write_json
+from nanodepth.common.files import new_folder, reading, write_json
 from nanodepth.grow import untie
-from nanodepth.looping.layers import is_ours
-from nanodepth.model import LM, ModelConfig, rope_tables, steps_in
-from nanodepth.text.tokenizer import get_tokenizer, local_folder, marks_of, write_tokenizer
+from nanodepth.common.whose import is_ours, local_folder
+from nanodepth.model import LM, ModelConfig, rope_tables, spans_in
+from nanodepth.text.tokenizer import get_tokenizer, marks_of, write_tokenizer
 
 # -------------------------------------------------------------------------------------------- names
 
@@ -211,7 +211,7 @@ class Hooked:
 
 def numbers(model):
     "The order of a model that is layers alone: a family of transformers has no more."
-    if steps := steps_in(model.order):
+    if steps := spans_in(model.order):
         raise Refused(f'{steps[0]} runs layers in a way that no family of transformers knows: only '
                       'ordinary and looped models are exported, and models with a recurrent core')
     return model.order
@@ -265,7 +265,7 @@ def write_checkpoint(model, folder, tensors, config_json, tokenizer, files=None,
     from safetensors import SafetensorError
     from safetensors.torch import save_file
     dtype = model.norm.weight.dtype
-    with new_model(folder) as folder:
+    with new_folder(folder) as folder:
         config_json |= dict(torch_dtype=str(dtype).removeprefix('torch.'), bos_token_id=None,
                             eos_token_id=None)
         if tokenizer is not None:
@@ -273,10 +273,10 @@ def write_checkpoint(model, folder, tensors, config_json, tokenizer, files=None,
             begin, end = marks_of(folder, get_tokenizer(folder))
             config_json |= dict(bos_token_id=begin, eos_token_id=end)
         whole = {name: t.detach().to('cpu', dtype).contiguous() for name, t in tensors.items()}
-        with (replacing(folder / 'model.safetensors') as new,
-              refusing(SafetensorError, why=lambda error: f'{folder}: {error}')):
-            save_file(whole, new, metadata=dict(format='pt') | (about or {}))
-            os.chmod(new, 0o644)        # else only its owner can read it
+        with refusing(SafetensorError, why=lambda error: f'{folder}: {error}'):
+            save_file(whole, folder / 'model.safetensors',
+                      metadata=dict(format='pt') | (about or {}))
+        os.chmod(folder / 'model.safetensors', 0o644)       # else only its owner can read it
         for name, text in (files or {}).items():
-            replace(folder / name, text.encode())
-        write_json(folder / 'config.json', config_json)     # last: without it, it is no checkpoint
+            (folder / name).write_text(text, encoding='utf-8')
+        write_json(folder / 'config.json', config_json)

@@ -12,7 +12,7 @@ import torch
 
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import read_json, reading
-from nanodepth.model import LM, ModelConfig, rope_tables, rotate, steps_in
+from nanodepth.model import LM, ModelConfig, rope_tables, rotate, spans_in
 from nanodepth.models import hf
 from nanodepth.retrofit import AUTHORS_STD, Core, core_of, new_adapter, parts_of
 
@@ -131,9 +131,9 @@ def in_their_format(model):
     "(tensors, config.json) of a model with a core."
     c, core = model.config, core_of(model)
     width = model.config.n_embd
-    steps = steps_in(model.order)
+    steps = spans_in(model.order)
     if type(core) is not Core or steps != [core]:
-        raise Refused(f"the authors' format holds one Core and no other Step, not {steps}")
+        raise Refused(f"the authors' format holds one Core and no other Span, not {steps}")
     for has, feature in ((c.ln_scaling, 'LN-scaling'), (c.qkv_bias, 'biases of q, k and v')):
         if has:
             raise Refused(f"{feature}: the authors' format cannot hold that")

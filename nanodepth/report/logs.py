@@ -9,7 +9,7 @@ from pathlib import Path
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import read_run
 from nanodepth.report.tables import groups_of, run_names
-from nanodepth.train import read_log
+from nanodepth.training.checkpoint import read_log
 
 
 def log_of(folder):

@@ -1,14 +1,13 @@
 """Pictures of rows of numbers. A picture is a grid of panels, and a panel holds a
 heat map or curves. A curve is the mean over the seeds, with a shade from the lowest to the highest.
-Usage: show(path, draw_runs, {'baseline': [log_of('out/baseline')]})
+Usage: show(path, draw_runs, {'baseline': [log_of('out/baseline')]}, ['loss'])
 """
 import itertools
 import math
 import os
-import re
 
 from nanodepth.common.files import fresh
-from nanodepth.report.logs import growths, kinds_of, measured
+from nanodepth.report.logs import growths, measured
 from nanodepth.report.tables import beside, grouped, mean, where
 
 COLOURS = ['#3b6fb6', '#d1495b', '#2e8b57', '#e08e1b', '#7b5aa6', '#4f4f4f', '#17a2b8', '#c45ab3',
@@ -70,78 +69,17 @@ def cells_of(rows, down, right, value):
 
 # -------------------------------------------------------------------------------- training, growing
 
-def draw_runs(groups, only=None):
-    """groups: {name: [one log per seed]}. A row for the validation loss, and one for each kind of
-    answers, or for those in `only`: against steps, and against FLOPs, because a step costs more in
-    a deeper model. The loss begins where the warm-up ends. Dotted lines show where a model grew.
-    One run has its training loss (grey), its loss on text alone and each growth's jump, too."""
-    shown = [kind for kind in ('loss', *kinds_of(groups)) if kind != 'text'
-             and (only is None or kind in only)]
-    one = [*map(len, groups.values())] == [1]
-    fig, axes = figure(len(shown), 2, (11, 1 + (1.6 if one else 2.3) * len(shown)), sharex='col',
-                       sharey='row')
-    for row, kind in zip(axes, shown):
-        for ax, x in zip(row, ('step', 'flops')):
-            if kind == 'loss' and one:
-                [[log]] = groups.values()
-                trained = [line for line in log if 'loss' in line]
-                ax.plot([line[x] for line in trained], [line['loss'] for line in trained],
-                        color='#bbbbbb', lw=1, label='training')
-                if 'text' in kinds_of(groups):
-                    curve(ax, measured([log]), x, 'text', COLOURS[1], 'validation, text only',
-                          lw=2, marker='')
-            for colour, (name, logs) in zip(COLOURS * 9, groups.items()):
-                curve(ax, measured(logs), x, kind, colour, 'validation' if one else name,
-                      1 if kind == 'loss' else 100, lw=2, marker='' if kind == 'loss' else 'o')
-                for line in growths(logs[0]):
-                    ax.axvline(line[x], color=colour, ls=':', lw=1.3, zorder=0)
-                    if jump := one and kind == 'loss' and line.get('grown'):
-                        ax.text(line[x], 0.97, f'{jump["after"] - jump["before"]:+.2f} ',
-                                transform=ax.get_xaxis_transform(), ha='right', va='top',
-                                fontsize=8, rotation=90)
-        if not one or kind == 'loss':
-            row[0].legend(frameon=False, fontsize=9)
-        row[0].set_ylabel('loss (nats per token)' if kind == 'loss' else answers_to(kind))
-        if kind != 'loss':
-            row[0].set_ylim(-3, 103)
-        elif after := [loss for group in groups.values() for log in group
-                       for loss in losses_after_warmup(log)]:
-            room = 0.03 * (max(after) - min(after))
-            row[0].set_ylim(min(after) - room, max(after) + room)
-    for ax, label in zip(axes[-1], ('steps', 'training FLOPs')):
-        ax.set_xlabel(label)
-    fig.suptitle(', '.join(f'{name} ({len(logs)} seeds)' if len(logs) > 1 else name
-                           for name, logs in groups.items()))
-    return fig
+COSTS = dict(step='steps', flops='training FLOPs', tokens='tokens')
 
 
-def losses_after_warmup(log):
-    peak = max((line.get('lr', 0) for line in log), default=0)
-    first = next((line['step'] for line in log if line.get('lr', 0) == peak), 0)
-    return [value for line in log if line['step'] >= first
-            for value in (line.get('loss'), line.get('val_loss'),
-                          line.get('kinds', {}).get('text', {}).get('loss')) if value is not None]
-
-
-def answers_to(kind):
-    "An axis of right answers. `depth 3` of data and logs is a puzzle with three aliases."
-    aliases = re.fullmatch(r'(?:depth |toy_assign/)(\d+)', kind)
-    if aliases:
-        kind = f'{aliases[1]} alias' if aliases[1] == '1' else f'{aliases[1]} aliases'
-    return f'{kind}: % right'
-
-
-COSTS = dict(flops='training FLOPs', tokens='tokens')
-
-
-def draw_costs(groups, costs, like):
-    """groups: {name: [one log per seed]}. A row of panels for the loss, and one for the last kind
-    of answers; a column for each of the costs. like: {name: the run whose colour it has}, dashed if
-    that is another one. Dotted lines show where a model became deeper."""
-    kinds = ['loss', *[kind for kind in kinds_of(groups) if kind != 'text'][-1:]]
-    fig, axes = figure(len(kinds), len(costs), (3.7 * len(costs), 0.8 + 2.7 * len(kinds)),
-                       sharex='col', sharey='row')
+def draw_runs(groups, kinds, costs=('step', 'flops'), like=None):
+    """groups: {name: [one log per seed]}. A row for the loss or a kind of answers, a column for a
+    cost. The loss begins where the warm-up ends. Dotted lines show where a model became deeper.
+    like: {name: the run whose colour it has}, dashed if that is another one."""
+    like = like or {name: name for name in groups}
     colours = dict(zip(dict.fromkeys(like.values()), COLOURS * 9))
+    size = (4 * len(costs), 0.8 + 2.7 * len(kinds))
+    fig, axes = figure(len(kinds), len(costs), size, sharex='col', sharey='row')
     for name, logs in groups.items():
         style = dict(colour=colours[like[name]], lw=2, ls='-' if like[name] == name else '--',
                      label=f'{name} ({len(logs)} seeds)' if len(logs) > 1 else name)
@@ -150,14 +88,29 @@ def draw_costs(groups, costs, like):
                 curve(ax, measured(logs), cost, kind, factor=1 if kind == 'loss' else 100, **style)
                 for grown in growths(logs[0]):
                     ax.axvline(grown[cost], color=style['colour'], ls=':', lw=1.3, zorder=0)
-    for line, kind in zip(axes, kinds):
-        line[0].set_ylabel('validation loss (nats per token)' if kind == 'loss' else
-                           answers_to(kind))
+    for (first, *_), kind in zip(axes, kinds):
+        first.set_ylabel('validation loss (nats per token)' if kind == 'loss' else
+                         f'{kind}: % right')
+        first.set_ylim(*limits(groups) if kind == 'loss' else (-3, 103))
     for ax, cost in zip(axes[-1], costs):
         ax.set_xlabel(COSTS[cost])
     fig.legend(*axes[0][0].get_legend_handles_labels(), frameon=False, fontsize=9, ncols=1,
                handlelength=4, loc='outside lower center')      # names may be whole lines
     return fig
+
+
+def limits(groups):
+    "Of the validation losses after the warm-up; None, None if there are none."
+    after = [line['val_loss'] for logs in groups.values() for log in logs for line in log
+             if 'val_loss' in line and line['step'] >= warmed_up(log)]
+    room = 0.03 * (max(after) - min(after)) if after else 0
+    return (min(after) - room, max(after) + room) if room else (None, None)
+
+
+def warmed_up(log):
+    "The first step with the highest learning rate."
+    rates = {line['step']: line['lr'] for line in log if 'lr' in line}
+    return max(rates, key=rates.get, default=0)
 
 
 # ---------------------------------------------------------------------------- ways, and the probes

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nanodepth.common.files import read_run, reading, replace
-from nanodepth.train import FREE
+from nanodepth.training.plan import FREE
 
 
 # What rows of numbers have beside the kinds of answers, which therefore have other names.
@@ -42,6 +42,9 @@ class Score(NamedTuple):
     error: float | None     # its standard error, where there is one
     answers: list           # what each question, document or batch gave
     chance: float | None = None
+
+
+PLAIN = 'as it is'          # the way of a model that nothing changes
 
 
 def mean(values):

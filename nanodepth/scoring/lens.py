@@ -8,6 +8,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from tqdm import tqdm
 
+from nanodepth.model import unrolled
 from nanodepth.probe import plain_order
 
 
@@ -59,7 +60,7 @@ def divergence(logits, final):
 def train_lens(model, loader, steps=250, lr=1e-3, progress=False, batches=None):
     "A lens for a model, trained on a Loader: on some of its batches over and over, or on all."
     device = next(model.parameters()).device
-    lens = TunedLens(len(model.unrolled()), model.config.n_embd).to(device)
+    lens = TunedLens(len(unrolled(model.order)), model.config.n_embd).to(device)
     steps = steps if len(lens.bias) else 0          # one layer: nothing is early
     optimizer = torch.optim.Adam(lens.parameters(), lr=lr)      # the papers use SGD
     frozen = [p for p in model.parameters() if p.requires_grad]

@@ -6,14 +6,19 @@ Usage: log_likelihoods(model, get_tokenizer('out/lidas'), few_shot('assign_basic
 import math
 
 import torch
+import torch.nn.functional as F
 from tqdm import tqdm
 
 from nanodepth.common.errors import Refused
-from nanodepth.looping.layers import device_of, is_ours, loop_of, width_of
-from nanodepth.looping.patch import windows_of
-from nanodepth.scoring.measure import LOGITS_AT_ONCE      # the largest tensors here
+from nanodepth.common.whose import device_of, is_ours, width_of
+from nanodepth.looping.solvers import PER_TOKEN
+from nanodepth.model import spans_in
 from nanodepth.text.primitives import continuation
 from nanodepth.text.tokenizer import start_of_document
+from nanodepth.training import measure
+from nanodepth.wrapper import Window
+
+LOGITS_AT_ONCE = 2 ** 26    # numbers: three copies of them are less than 1 GiB
 
 
 def encode(tokenizer, text, model):
@@ -123,8 +128,22 @@ def picked_logits(model, tokens, mask):
 
 def fills_up(model):
     "May a row be filled up behind its end? Not where a solver looks at all tokens of a row."
+    order = getattr(getattr(model, 'model', model), 'order', ())
+    return all(span.solver.__name__ in PER_TOKEN for span in spans_in(order)
+               if isinstance(span, Window))
+
+
+def losses_of(model, tokens, targets):
+    """(the loss of each target, is another token likelier), (B, T) each: any model's, and of any
+    function from tokens to logits."""
     if is_ours(model):
-        return not any(getattr(window, 'mixes_tokens', False) for window in windows_of(model))
-    module = getattr(model, 'model', None)
-    loop = None if module is None else loop_of(module)
-    return loop is None or not loop.step.mixes_tokens
+        return measure.losses_of(model, tokens, targets)
+    rows = max(1, LOGITS_AT_ONCE // (tokens.shape[1] * width_of(model)))
+    device, losses, wrong = device_of(model), [], []
+    for x, y in zip(tokens.to(device).split(rows), targets.to(device).split(rows)):
+        logits = model(x)                                                       # (B, T, V)
+        # flat: over transposed logits torch sums a large vocabulary less exactly
+        losses.append(F.cross_entropy(logits.flatten(0, 1).float(), y.flatten(), ignore_index=-1,
+                                      reduction='none').view_as(y).cpu().double())
+        wrong.append((logits.argmax(-1) != y).cpu())
+    return torch.cat(losses), torch.cat(wrong)

@@ -13,7 +13,7 @@ from nanodepth.common.errors import Refused, say
 from nanodepth.common.files import read_json
 from nanodepth.models.checkpoint import is_hugging_face
 from nanodepth.scoring.likelihoods import likelihoods
-from nanodepth.text.tokenizer import local_folder
+from nanodepth.common.whose import local_folder
 
 
 class ScoredModel(HFLM):

@@ -1,7 +1,7 @@
 """lm-eval over any model, in any way of running. The harness knows thousands of tasks, so it is
 shown a model of transformers with the same weights, which runs in the same way. Then a checkpoint
 gets the scores that everybody else reports.
-Usage: Harness(subject, ['arc_easy']).scores(Way())     # {'arc_easy acc': Score, ...}
+Usage: Harness(subject, ['arc_easy']).scores()      # {'arc_easy acc': Score, ...}
 """
 import contextlib
 import functools
@@ -13,9 +13,11 @@ from tqdm import tqdm
 
 from nanodepth import ROOT
 from nanodepth.common.errors import Refused, nearest, refusing, say
+from nanodepth.grow import renumbered
 from nanodepth.loop import running
-from nanodepth.looping.layers import is_ours
-from nanodepth.looping.patch import opened
+from nanodepth.common.whose import is_ours
+from nanodepth.looping.orders import in_order, order_of
+from nanodepth.model import spans_in
 from nanodepth.models.hf import as_theirs
 from nanodepth.models.hf_recurrent import as_raven
 from nanodepth.report.tables import Score, mean
@@ -26,7 +28,8 @@ EVALS = ROOT / 'data/evals'
 # {name of a list: [(task, shots or None for the task's own, metric or None for its first)]}
 LISTS = {name: [(*task, None, None)[:3] for task in tasks] for name, tasks in
          tomllib.loads((EVALS / 'lists.toml').read_text(encoding='utf-8')).items()}
-LISTS['depth'] = [task for name in ('closed', 'open', 'language', 'math') for task in LISTS[name]]
+LISTS['benchmarks'] = [task for name in ('closed', 'open', 'language', 'math')
+                       for task in LISTS[name]]
 # metrics from 0 to 1, of which more is better
 SHARES = ('acc', 'acc_norm', 'exact_match', 'em', 'f1', 'mc1', 'mc2')
 
@@ -141,17 +144,20 @@ class Harness:
         if subject.asked.chat and not self.tokenizer.chat_template:
             raise Refused(f'{subject.path} has no chat template: leave --chat out')
 
-    def scores(self, way):
-        "{name: Score} of the subject's model, which runs in this way now."
+    def scores(self):
+        "{name: Score} of the subject's model, as it runs now."
         from nanodepth.scoring.lm_eval_model import ScoredModel
         subject, asked = self.subject, self.subject.asked
-        theirs = subject.model
-        if is_ours(theirs):
-            plain = opened(theirs.order) if way.dials else theirs.order
-            with running(theirs, plain):        # a window is put on it below
-                theirs = as_raven(theirs) if core_of(theirs) else as_theirs(theirs)
-        loops = way.dials and theirs is not subject.model
-        with way.apply(theirs) if loops else contextlib.nullcontext(), refusing(AssertionError):
+        theirs, order = subject.model, order_of(subject.model)
+        as_now = contextlib.nullcontext()
+        if core_of(theirs):
+            theirs = as_raven(theirs)
+        elif is_ours(theirs):       # its layers as they run, and what is looped of them
+            order, numbers = renumbered(order)
+            with running(theirs, numbers):
+                theirs = as_theirs(theirs)
+            as_now = in_order(theirs, order) if spans_in(order) else as_now
+        with as_now, refusing(AssertionError):
             lm = ScoredModel(subject.answer, theirs, self.tokenizer, subject.path, asked.max_length)
             results = evaluate(lm, self.tasks, self.keep, shots=self.shots, log_samples=True,
                                apply_chat_template=asked.chat, limit=asked.limit)

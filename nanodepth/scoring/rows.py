@@ -3,11 +3,8 @@ measure is called in each way. What a measure gives is noted in a file at once, 
 that was stopped goes on. Then it becomes rows, which say how each way differs from the first one.
 Usage: Subject('out/retrofit', Asked()).rows([Way(), Way(r=8)], Path('notes.jsonl'))
 """
-import ast
 import contextlib
-import functools
 import hashlib
-import inspect
 import json
 import math
 import re
@@ -21,20 +18,23 @@ import torch
 from tqdm import tqdm
 
 import nanodepth
+from nanodepth import BOOK
 from nanodepth.common.errors import Refused, check_choice, say
-from nanodepth.common.files import hash_of, on_hub, refuse_unwritable
-from nanodepth.looping.layers import is_ours
-from nanodepth.models.checkpoint import BROUGHT, cost_of, open_any, pick_device
+from nanodepth.common.whose import is_ours, local_folder, on_hub
+from nanodepth.common.files import refuse_unwritable
+from nanodepth.looping.layers import layers_of
+from nanodepth.looping.orders import order_of
+from nanodepth.model import unrolled
+from nanodepth.models.checkpoint import cost_of, open_any, pick_device
 from nanodepth.models.hf import answer_of
-from nanodepth.probe import depth_score
 from nanodepth.report.tables import Score, beside
-from nanodepth.retrofit import core_of
+from nanodepth.retrofit import Core, core_of
 from nanodepth.scoring.lm_eval_scores import EVALS, Harness, check_tasks
-from nanodepth.scoring.scores import (compared, data_scores, half, interval, is_there, open_data,
+from nanodepth.scoring.scores import (compared, data_scores, half, is_there, open_data,
                                       parse_tasks, questions_of, right_and_log_prob)
-from nanodepth.scoring.way import Way, layers_and_order, name_of
-from nanodepth.text.tokenizer import get_tokenizer, local_folder, tokenizer_file
-from nanodepth.train import checkpoint_file, train
+from nanodepth.scoring.way import Way, name_of
+from nanodepth.text.tokenizer import get_tokenizer, tokenizer_file
+from nanodepth.common.files import checkpoint_file
 
 
 @dataclass(kw_only=True)
@@ -90,7 +90,7 @@ def on_tasks(subject):
 
 
 def by_lm_eval(subject):
-    return [({}, subject.harness.scores(subject.way))] if subject.harness else []
+    return [({}, subject.harness.scores())] if subject.harness else []
 
 
 def by_metric(subject):
@@ -238,31 +238,26 @@ class Subject:
                 if way is ways[0]:
                     first[label] = score
                 change = compared(first.get(label), score)
-                row = columns | dict(
+                rows.append(columns | dict(
                     seed=seed, way=str(way), layers=layers, measure=label, kind=score.kind,
                     mean=score.mean, error=score.error, n=len(score.answers) or None,
                     chance=score.chance, change=change.mean, change_error=change.error, p=change.p,
-                    changes=change.changes, data='' if name in OF_TASKS else self.data()) | of_model
-                if score.kind == 'share' and score.answers and {*score.answers} <= {0, 1}:
-                    row['low'], row['high'] = interval(sum(score.answers), len(score.answers))
-                rows.append(row)
+                    changes=change.changes,
+                    data='' if name in OF_TASKS else self.data()) | of_model)
         return rows
 
     def mark(self):
-        """What a note counts for: these files of a checkpoint, all that is asked, and the source of
-        what measures: the seven, the package, the script that was started, a file of arms."""
+        """What a note counts for: these files of a checkpoint, all that is asked, and the code that
+        measures: the package, the book, all modules of yours that are loaded now (so a measure's
+        own are, too), and a file of arms or of Spans."""
         rows = (self.val.description(), self.val.batch_size, self.val.context) if self.val else None
         asked = [getattr(self.asked, each.name) for each in fields(self.asks)
                  if each.name != 'metric']
-        files = [*Path(nanodepth.__file__).parent.rglob('*.py')]
-        files += map(Path, filter(None, [getattr(sys.modules['__main__'], '__file__', None)]))
-        lines = getattr(self.asked, 'lines', ())
-        files += map(Path, lines if len(lines) == 1 else ())
-        sources = sources_of([train, depth_score, *files, *self.measures.values(), *BROUGHT,
-                              *filter(None, [self.asked.metric])])      # the first two: the seven
-        own_tasks = [hash_of(file) for file in sorted(EVALS.rglob('*')) if file.is_file()]
-        said = [str(checkpoint_file(self.path).resolve()), self.files, rows, asked, sources,
-                own_tasks, str(next(self.model.parameters()).dtype)]
+        brought = [*getattr(self.asked, 'lines', ()), getattr(self.asked, 'classes', None)]
+        code = [*Path(nanodepth.__file__).parent.rglob('*.py'), *map(nanodepth.file_of, BOOK),
+                *own_modules(), *EVALS.rglob('*.*'), *map(Path, filter(None, brought))]
+        said = [str(checkpoint_file(self.path).resolve()), self.files, rows, asked, stamps(code),
+                str(next(self.model.parameters()).dtype)]
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:24]
 
 
@@ -287,10 +282,12 @@ def facts(state, model, way=Way(), runs=None):
     costs a third of a training step."""
     flops = math.nan
     with way.apply(model):
-        layers, order = layers_and_order(model)
+        layers, order = layers_of(model), unrolled(order_of(model))
         if is_ours(model):
-            how = dict(backprop_depth=core.r) if (core := core_of(model)) else {}
-            flops = model.flops_per_token(**how) // 3
+            core = core_of(model) or Core([])       # all its runs count alike
+            own, core.backprop_depth = core.backprop_depth, core.r
+            flops = model.flops_per_token() // 3
+            core.backprop_depth = own
     config = state.get('config') or {}          # of what a run begins from, tokens are not kept
     tokens = math.nan if config.get('init_from') else state.get('tokens', math.nan)
     return dict(loop=name_of(order), unique=len(layers), depth=runs or len(order),
@@ -299,73 +296,37 @@ def facts(state, model, way=Way(), runs=None):
 
 
 def group_of(name, group, state, firsts):
-    "Its group, if a checkpoint took as many steps as the first one there, on the same data."
-    made = [state.get('step'), state.get('data')]
+    "Its group, if a checkpoint is such a model as the first one there, as far on the same data."
+    made = [state.get(key) for key in ('step', 'data', 'model_config', 'order')]
     if firsts.setdefault(group, made) == made:
         return group
-    say(f'{name} is no seed of {group}: it took other steps, or read other data')
+    say(f'{name} is no seed of {group}: it took other steps, read other data, or has another shape')
     return name
 
 
 # ------------------------------------------------------------------------------------ what is noted
 
 def files_of(path):
-    """The name, the size and the last change of each file of a checkpoint, and of its tokenizer,
-    which may stand elsewhere."""
+    "The files of a checkpoint, and of its tokenizer, which may stand elsewhere, as they are now."
     path = local_folder(path) if on_hub(path) else Path(path)
     file = checkpoint_file(path)
-    tokenizer = tokenizer_file(path)
-    files = {file}
-    for each in (file.parent, tokenizer.parent if tokenizer else file.parent):
-        for ending in ('safetensors', 'json', 'jinja'):
-            files.update(each.glob(f'*.{ending}'))
-    return sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns)
-                  for file in files if file.exists())
+    beside = [each.parent for each in (file, tokenizer_file(path)) if each]
+    return stamps([file, *(each for folder in beside for ending in ('safetensors', 'json', 'jinja')
+                           for each in folder.glob(f'*.{ending}'))])
 
 
-def sources_of(code):
-    """Python files, and those in which functions and classes stand; with them the files beside them
-    that these import, as code without remarks. So what a function calls is noticed, too, where it
-    is edited."""
-    todo = []
-    for each in code:
-        if isinstance(each, Path):
-            todo.append(each)
-            continue
-        each = getattr(each, 'func', each)          # of a functools.partial
-        kinds = each.__mro__ if inspect.isclass(each) else ()
-        parts = [part for kind in kinds for part in vars(kind).values()] or [each]
-        todo += [Path(inspect.unwrap(part).__code__.co_filename)        # behind @torch.no_grad()
-                 for part in parts if inspect.isfunction(part)]
-    todo = [(path, path.parent) for path in todo]
-    texts, seen = {}, set()
-    while todo:
-        path, root = todo.pop()
-        if (path, root) in seen:
-            continue
-        seen.add((path, root))
-        if path not in texts and path.is_file():
-            texts[path], names = parsed(path.read_text(encoding='utf-8'))
-            for name in names:                      # of a.b: a.py, a/__init__.py, a/b.py, ...
-                parts = name.split('.')
-                for folder in {root, path.parent}:
-                    for n in range(1, len(parts) + 1):
-                        module = folder.joinpath(*parts[:n])
-                        todo += [(module.with_suffix('.py'), root), (module / '__init__.py', root)]
-    return sorted((path.name, text) for path, text in texts.items())
+def own_modules():
+    "The files of loaded modules that nobody has installed: of no Python and of no environment."
+    files = {Path(module.__file__) for module in list(sys.modules.values())
+             if getattr(module, '__file__', None)}
+    return [file for file in files if not any(file.is_relative_to(installed) for installed in
+                                              (sys.prefix, sys.base_prefix, sys.exec_prefix))]
 
 
-@functools.cache
-def parsed(source):
-    "(Python code without its remarks, the names that it imports)"
-    tree, names = ast.parse(source), set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            before = f'{node.module}.' if node.module else ''
-            names |= {before + alias.name for alias in node.names}
-    return ast.unparse(tree), names
+def stamps(files):
+    "The name, the size and the last change of each file."
+    return sorted([str(file), file.stat().st_size, file.stat().st_mtime_ns]
+                  for file in {*files} if file.is_file())
 
 
 def notes_beside(out):

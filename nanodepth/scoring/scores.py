@@ -12,12 +12,13 @@ import torch
 from nanodepth.common.errors import Refused
 from nanodepth.models.checkpoint import is_hugging_face
 from nanodepth.report.tables import Score, error_of, mean, p_value
-from nanodepth.scoring.likelihoods import log_likelihoods
-from nanodepth.scoring.measure import measured
-from nanodepth.text.loader import Rows, how_to_prepare
+from nanodepth.scoring.likelihoods import log_likelihoods, losses_of
+from nanodepth.text.loader import folders_of, how_to_prepare
 from nanodepth.text.primitives import TASKS, TOY_TASKS, few_shot
 from nanodepth.text.tokenizer import get_tokenizer, refuse_another_tokenizer
-from nanodepth.train import find, folders_of
+from nanodepth.training.loader import Loader
+from nanodepth.training.measure import validate
+from nanodepth.training.settings import find
 
 # ------------------------------------------------------------------------------------ scores
 
@@ -58,15 +59,6 @@ def of_answers(right, chance=None):
     return Score('share', sum(right) / len(right), error_of(right), right, chance)
 
 
-def interval(right, n, z=1.96):
-    "Wilson's interval: valid near 0 and 1 too, unlike ± 2 standard errors."
-    p = right / n
-    width = z * z / n
-    middle = (p + width / 2) / (1 + width)
-    half = z * math.sqrt(p * (1 - p) / n + width / n / 4) / (1 + width)
-    return middle - half, middle + half
-
-
 # ---------------------------------------------------------------------------------------- questions
 
 def ask(model_like, tokenizer, examples, **options):
@@ -92,13 +84,13 @@ def right_and_log_prob(model_like, tokenizer, examples, **options):
 def data_scores(model, loader, batches=None, pieces=1, text=False):
     """{'loss', and the kinds of answers that the data mark: a Score of each}; with `text`, the loss
     on what they mark as text, too."""
-    of_rows, right, of_kinds = [], {}, 0
-    for of_batch, rows, answers_of in measured(model, loader, batches, pieces):
-        if text:
-            of_kinds = of_kinds + of_batch
+    of_rows, of_kinds = [], 0
+    right = {kind: [] for kind in loader.kinds}
+    for of_batch, rows, answers in validate(model, loader, batches or 0, pieces, losses_of):
+        of_kinds = of_kinds + of_batch
         of_rows += rows
-        for kind, each in answers_of.items():
-            right.setdefault(kind, []).extend(each)
+        for kind, is_right in answers:
+            right[loader.kinds[kind - 1]].append(is_right)
     sums, counts = torch.stack(of_rows).unbind(1)
     loss = (sums.sum() / counts.sum().clamp(min=1)).item()
     # The loss is a mean over tokens. These values of the rows have that mean, and their spread is
@@ -109,8 +101,9 @@ def data_scores(model, loader, batches=None, pieces=1, text=False):
     if text and 'text' in loader.kinds:
         total, n = of_kinds[1 + loader.kinds.index('text'), :2].tolist()
         scores['text'] = Score('nats', total / n if n else math.nan, None, [])
-    return scores | {kind: of_answers(each) for kind, each in right.items()
-                     if each and kind != 'text'}
+    # where a loss is not a number, the likeliest token is a matter of chance
+    return scores | {kind: of_answers(each if math.isfinite(loss) else [math.nan] * len(each))
+                     for kind, each in right.items() if each and kind != 'text'}
 
 
 def starts_of(path):
@@ -140,7 +133,7 @@ def open_data(path, state, model, data, seed=0, rows=None):
     context = c.get('context', min(model.config.context - len(starts), 512))
     if not is_there(data):
         raise Refused(f'there is no dataset at {data}; {how_to_prepare(data)}')
-    loader = Rows(data, rows or c.get('batch_size', 4), context, seed=seed, starts=starts)
+    loader = Loader(data, rows or c.get('batch_size', 4), context, 'val', seed, starts)
     refuse_another_tokenizer(path, loader)
     if as_trained and loader.description() != as_trained:
         raise Refused(f'{data} has changed since {path} was trained: give --data={data} to measure '

@@ -4,16 +4,17 @@ options for it (`Ways`), and makes a `Way` of them.
 Usage: with Way(loop='3-2x2-3').apply(model): model(tokens)         # ours, or transformers'
 """
 import contextlib
+import copy
 import itertools
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 from nanodepth.common.errors import Refused
-from nanodepth.loop import fit_loop, parse_loop, running
-from nanodepth.looping.layers import is_ours, layers_of
-from nanodepth.looping.patch import looped, patch
+from nanodepth.loop import fit_loop, parse_loop
+from nanodepth.looping.layers import layers_of
+from nanodepth.looping.orders import in_order, layers_run, order_of, with_window
 from nanodepth.models.checkpoint import BROUGHT, classes_in
-from nanodepth.models.orders import in_order
+from nanodepth.report.tables import PLAIN
 from nanodepth.retrofit import core_of
 
 
@@ -23,28 +24,29 @@ class Ways:
     loop: tuple[str, ...] = ()      # the layers in another order, such as 3-2x2-3
     r: tuple[int, ...] = ()         # how often a recurrent core runs
     # the wrapper, with any of these: which window it loops (3-5, mid4, or a fraction of the depth),
-    # by which method (rk), in how many steps (3), which end at which time (1)
+    # by which solver (rk; with options as euler(tol=0.1)), in how many steps (3), which end at
+    # which time (1)
     window: tuple[str, ...] = ()
-    method: tuple[str, ...] = ()
+    solver: tuple[str, ...] = ()
     K: tuple[int, ...] = ()
     T: tuple[float, ...] = ()
-    beta: tuple[float, ...] = ()    # the share of the plain output; the method's own (rk 0.5)
+    beta: tuple[float, ...] = ()    # the share of the plain output; the solver's own (rk 0.5)
     cache: tuple[str, ...] = ()     # what later tokens see of looped layers (first)
     decode: tuple[str, ...] = ()    # full; bypass: only prompts are looped
     mode: tuple[str, ...] = ()      # the window as one block, or layer by layer (block)
     pin: tuple[str, ...] = ()       # mixture: keep the experts of the first evaluation
-    # options of some methods (looping/solvers.py)
-    alphas: list[float] | None = None
-    tol: float | None = None
-    alpha: float | None = None
-    m: int | None = None
-    safeguard: bool | None = None
-    weights: list[float] | None = None
-    classes: Path | None = None     # a file with the classes of Steps that a checkpoint names
+    classes: Path | None = None     # a file with the Spans and solvers that are named
 
     def __post_init__(self):
         if self.classes:
             BROUGHT[:] = classes_in(self.classes)
+        solvers = []            # a comma within brackets is of one solver's options
+        for part in self.solver:
+            if solvers and solvers[-1].count('(') > solvers[-1].count(')'):
+                solvers[-1] += f',{part}'
+            else:
+                solvers.append(part)
+        self.solver = tuple(solvers)
 
 
 DIALS = [each.name for each in fields(Ways) if each.name not in ('loop', 'r', 'classes')]
@@ -55,13 +57,11 @@ def read_ways(options):
     values = {each.name: getattr(options, each.name) for each in fields(Ways)
               if each.name != 'classes'}
     kinds = [kind for kind, names in (('--loop', ['loop']), ('--r', ['r']), ('the wrapper', DIALS))
-             if any(values[name] not in ((), None) for name in names)]
+             if any(values[name] for name in names)]
     if len(kinds) > 1:
         raise Refused(f'{" and ".join(kinds)} are different ways of running a model: give one '
                       '(export writes one way into a folder, which takes another)')
-    # 'block' is one value of its tuple, [0.5, 0.3] one value of a list
-    several = {name: value if isinstance(value, tuple) else [value]
-               for name, value in values.items() if value not in ((), None)}
+    several = {name: value for name, value in values.items() if value}
     ways = [Way(**dict(zip(several, cell))) for cell in itertools.product(*several.values())
             if several]
     return [*{str(way): way for way in ways}.values()]      # what is named twice is one way
@@ -76,7 +76,7 @@ def read_way(options):
 
 
 class Way:
-    "loop, r, or settings of nanodepth.patch; nothing: the model as it is."
+    "loop, r, or settings of nanodepth.looped; nothing: the model as it is."
 
     def __init__(self, loop=None, r=None, **dials):
         self.text = loop if isinstance(loop, str) else None
@@ -84,45 +84,32 @@ class Way:
         self.r = r
         self.dials = dials
 
-    @contextlib.contextmanager
-    def apply(self, model):
-        "The model runs in this way inside a `with`."
+    def order(self, model):
+        "What a model runs in this way."
         core = core_of(model)
         if self.r is not None and not core:
             raise Refused(f'r={self.r} is for models with a recurrent core, and this one has none: '
                           'loop runs its layers in another order')
         if self.loop and core:
             raise Refused(f'{self} is for ordinary models: a recurrent core is run more often by r')
-        if self.r is not None:
-            before = core.r
-            core.r = self.r
-            try:
-                yield model
-            finally:
-                core.r = before
-        elif self.loop:
-            n_layer = len(layers_and_order(model)[0])
-            order = fit_loop(self.text, n_layer) if self.text else self.loop    # each must run
-            another = running if is_ours(model) else in_order
-            with another(model, order):
-                yield model
-        elif self.dials:
-            with looped(model, **self.dials):
-                yield model
-        else:
-            yield model
+        if self.loop:               # each layer of a notation must run
+            return fit_loop(self.text, len(layers_of(model))) if self.text else self.loop
+        order = order_of(model)
+        if self.r is not None:      # the same order, whose core is another one
+            another = copy.copy(core)
+            another.r = self.r
+            another.with_gradient()             # which refuses r = 0
+            return [another if item is core else item for item in order]
+        return with_window(order, **self.dials) if self.dials else order
+
+    def apply(self, model):
+        "The model runs in this way inside a `with`."
+        order = self.order(model)
+        return in_order(model, order) if order != order_of(model) else contextlib.nullcontext(model)
 
     def cost(self, model):
-        "How many layers run for each token."
-        if self.loop:
-            return len(self.loop)
-        with Way(r=self.r).apply(model):
-            depth = depth_in(model)
-        if not self.dials:
-            return depth
-        handle = patch(model, **self.dials)
-        handle.unpatch()
-        return depth + handle.added_at_once     # scoring fills no cache
+        "How many layers run for each token. (Scoring fills no cache.)"
+        return layers_run(self.order(model))
 
     def __str__(self):
         if self.loop:
@@ -130,7 +117,7 @@ class Way:
         if self.r is not None:
             return f'--r={self.r}'
         return ' '.join(f'--{name}={shown(value)}' for name, value in self.dials.items()) \
-            or 'as it is'
+            or PLAIN
 
 
 def name_of(order):
@@ -163,17 +150,4 @@ def format_loop(order):
 
 def shown(value):
     "A value as a user types it."
-    if isinstance(value, list):
-        return ','.join(map(shown, value))
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
-
-
-def layers_and_order(model):
-    "(the list of a model's layers, the order in which they run)"
-    layers = layers_of(model)
-    return layers, model.unrolled() if is_ours(model) else list(range(len(layers)))
-
-
-def depth_in(model):
-    "How many layers a model runs as it is now."
-    return len(layers_and_order(model)[1])

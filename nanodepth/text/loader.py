@@ -1,16 +1,34 @@
-"""Datasets on disk, read: their rows, and what is said of them. (tokens.py writes them.)
-Usage:
-    tokens, targets, kinds = Rows('data/toy', batch_size=16, context=256).batch(0)
+"""Datasets on disk: which folders they are, how they are made, whether they are whole. (Rows are
+read by training/loader.py, and tokens.py writes them.)
+Usage: about = check_dataset('data/toy', 'val')
 """
+import json
+import subprocess
+import sys
 from pathlib import Path
-from types import SimpleNamespace
-
-import torch
-import torch.nn.functional as F
 
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import hash_of, read_json
-from nanodepth.train import Loader, find
+from nanodepth.training.settings import find
+
+
+def folders_of(data):
+    "The folders of a setting of data; of None there are none."
+    return data if isinstance(data, list) else str(data).split(',') if data else []
+
+
+def parts_of_mixture(folder):
+    "{folder: its share} of what a mixture is made of; a dataset is made of itself."
+    file = find(folder) / 'mixture.json'
+    shares = json.loads(file.read_text()) if file.exists() else {'.': 1}
+    return {find(folder) / name: share for name, share in shares.items()}
+
+
+def make_toy_data(c):
+    "The toy's data takes seconds to make. Other data is the user's own decision."
+    is_used = 'data/toy' in folders_of(c.data) + folders_of(c.cooldown_data)
+    if is_used and not (find('data/toy') / 'train.json').exists():
+        subprocess.run([sys.executable, find('data/toy/prepare.py')], check=True)
 
 
 def how_to_prepare(folder):
@@ -22,29 +40,6 @@ def how_to_prepare(folder):
             return f'run: python {path / "prepare.py"} (--help says how)'
     return (f'its config may say in its first lines how it is made; of your own text: python '
             f'{find("data/text/prepare.py")} FILES --out={folder}')
-
-
-class Rows(Loader):
-    """Validation rows for any checkpoint. `starts` are tokens that are put before each row, which
-    is a window out of the middle of a text, and count in no loss."""
-
-    def __init__(self, data, batch_size, context, split='val', seed=0, starts=()):
-        super().__init__(SimpleNamespace(batch_size=batch_size, context=context), data, split, seed)
-        self.starts = list(starts)
-
-    def batch(self, step, again=True):
-        parts = super().batch(step, again)
-        n = len(self.starts)
-        if not n:
-            return parts
-        # a row that begins a text by itself stays as it is, and is padded to the same length
-        own = (parts[0][:, :n] == torch.tensor(self.starts)).all(1)[:, None]
-        begun = []
-        for part, value in zip(parts, (0, -1, 0)):
-            behind, before = F.pad(part, (0, n), value=value), F.pad(part, (n, 0), value=value)
-            begun.append(torch.where(own, behind, before))
-        begun[0][:, :n] = torch.tensor(self.starts)
-        return begun
 
 
 def check_dataset(folder, split, progress=iter):

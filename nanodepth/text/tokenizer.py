@@ -12,12 +12,12 @@ import numpy as np
 import tiktoken
 
 from nanodepth.common.errors import Refused, refusing
-from nanodepth.common.files import on_hub, read_json, read_run, reading, replace
-from nanodepth.train import TOKENIZER_FILES, checkpoint_file
+from nanodepth.common.whose import from_hub, on_hub
+from nanodepth.common.files import checkpoint_file, read_json, read_run, reading, replace
 
 END_OF_TEXT = '<|endoftext|>'
-LICENCES = [name + ending for name in ('LICENSE', 'LICENCE', 'NOTICE')
-            for ending in ('', '.txt', '.md')]
+TOKENIZER_FILES = ('tokenizer_config.json', 'special_tokens_map.json', 'generation_config.json',
+                   'chat_template.jinja', 'tokenizer.json')
 ODD = """Text -> tokens: bytes, words (12 of 345), [lists] and `code` that don't
 	if x == 3141.59:\r\n    return 'ä東🙂'  # don't  """
 
@@ -127,23 +127,6 @@ def as_tokenizers(encoding, name):
         raise Refused(f'the tokenizer {name!r} cannot be written as a tokenizer.json: it would '
                       'give other tokens')
     return made
-
-
-def from_hub(name):
-    "The local copy of a checkpoint on the hub, fetched if need be."
-    # each version of the package has names of its own for what went wrong
-    with refusing(Exception, why=lambda error: f'there is no {name} here, and the Hugging Face hub '
-                  f'did not give it ({type(error).__name__}): on a machine without a network or '
-                  'huggingface_hub, give the folder of a download'):
-        from huggingface_hub import snapshot_download
-        return Path(snapshot_download(str(name),
-                                      allow_patterns=['*.json', '*.safetensors', '*.jinja',
-                                                      *LICENCES]))
-
-
-def local_folder(name):
-    "The folder of a checkpoint: as it is named, or fetched from the hub."
-    return Path(name) if Path(name).is_dir() else from_hub(name)
 
 
 def fingerprint(tokenizer):

@@ -28,7 +28,8 @@ from nanodepth.common.files import claim, fresh, hash_of, read_json, replace, wr
 from nanodepth.report.tables import TAKEN
 from nanodepth.text.tokenizer import (copy_tokenizer, encode_as_array, fingerprint, get_tokenizer,
                                       start_of_document, token_type)
-from nanodepth.train import BEGINS, read
+from nanodepth.common.options import read
+from nanodepth.training.loader import BEGINS
 
 # Plain text, as far as it is taken from a folder. (A .json there may hold settings.)
 TEXTS = set('.txt .md .rst .org .tex .html .css .py .pyi .js .jsx .ts .tsx .c .h .cc .cpp .hpp .cu '
@@ -270,15 +271,15 @@ def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, ki
                       'pictures have a column of that name')
     arrays = {'.bin': np.asarray(tokens, token_type(get_tokenizer(tokenizer).n_vocab)),
               '.mask': mask, '.marks': marks}
-    with claim(folder):
-        (folder / f'{split}.json').unlink(missing_ok=True)  # it would vouch for half of the new
-        for ending, array in arrays.items():
-            if array is not None:
-                raw = np.asarray(array, None if ending == '.bin' else 'uint8').tobytes()
-                replace(folder / f'{split}_000{ending}', raw)
-                sums[ending] = hashlib.sha256(raw).hexdigest()
-        shard = dict(file=f'{split}_000.bin', tokens=len(tokens), sha256=sums)
-        describe(folder, split, tokenizer, [shard], kinds or [], origin or {})
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f'{split}.json').unlink(missing_ok=True)  # it would vouch for half of the new
+    for ending, array in arrays.items():
+        if array is not None:
+            raw = np.asarray(array, None if ending == '.bin' else 'uint8').tobytes()
+            replace(folder / f'{split}_000{ending}', raw)
+            sums[ending] = hashlib.sha256(raw).hexdigest()
+    shard = dict(file=f'{split}_000.bin', tokens=len(tokens), sha256=sums)
+    describe(folder, split, tokenizer, [shard], kinds or [], origin or {})
 
 
 def describe(folder, split, tokenizer, shards, kinds, origin):

@@ -1,0 +1,69 @@
+"""How commands read their options: by training/settings.py, with plain words for some fields.
+Usage: options = read(Options, argv, ['run', 'shape'])
+"""
+import sys
+from pathlib import Path
+from typing import get_origin
+
+from nanodepth import BOOK, HERE, ROOT
+from nanodepth.model import Refused
+from nanodepth.training import settings
+
+
+def read(cls, argv=None, words=(), files=None):
+    """A command line as an instance of a dataclass. What has no dashes goes to the fields that
+    `words` names, of which a list takes all that are left; without `words` it is configs. files: a
+    set that gets the files of these, and of what they import of yours."""
+    left, values = list(words), {}
+
+    def plain_word(word, kinds):
+        if not words:
+            return config_file(word, kinds, files)
+        if not left:
+            raise Refused(f'{word} is one word too many')
+        if get_origin(kinds[left[0]]) is list:
+            values.setdefault(left[0], []).append(word)
+        else:
+            name = left.pop(0)
+            values[name] = settings.setting(name, word, kinds)
+        return values
+    try:
+        return settings.read(cls, sys.argv[1:] if argv is None else argv, plain_word)
+    except TypeError as error:
+        if 'required' not in str(error):
+            raise
+        raise Refused(f'{str(error).partition("missing ")[2]} (--help says more)') from None
+
+
+def config_file(path, kinds, files=None):
+    """That of settings.py, for a config that writes `from loop import repeat_block`. In a wheel
+    loop.py is nanodepth.loop, and `loop` may be somebody else's. So meanwhile the book's files have
+    their bare names, and files beside the config are found by theirs. Afterwards all names are what
+    they were, and what the config imported from its folder or from beside the book is forgotten:
+    the next config reads it anew."""
+    file = settings.find(path).resolve()
+    beside = {each.stem for each in file.parent.glob('*.py')}
+    lent = {name: sys.modules.pop(name, None) for name in {*BOOK} | beside}
+    sys.modules.update({name: sys.modules[f'nanodepth.{name}'] for name in BOOK})
+    there, search = {*sys.modules}, sys.path[:]
+    try:
+        return settings.config_file(path, kinds)
+    finally:
+        brought = {name: found for name in sys.modules.keys() - there
+                   if (found := file_of(sys.modules[name])) and is_own(found, file.parent)}
+        if files is not None:
+            files |= {file, *brought.values()}
+        sys.path[:] = search
+        for name in lent.keys() | brought.keys():
+            sys.modules.pop(name, None)
+        sys.modules.update({name: module for name, module in lent.items() if module})
+
+
+def file_of(module):
+    return Path(module.__file__).resolve() if getattr(module, '__file__', None) else None
+
+
+def is_own(file, folder):
+    "Does a module stand beside a config, or beside the book, and not in the package or installed?"
+    near = file.is_relative_to(folder) or file.is_relative_to(ROOT)
+    return near and not file.is_relative_to(HERE) and 'site-packages' not in file.parts

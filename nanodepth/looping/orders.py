@@ -1,0 +1,169 @@
+"""Run any model in another order inside a `with`: its layers exchanged, left out, repeated, or a
+window of them looped. One of ours has an order already. In another family's model the list of
+layers is exchanged for one of shallow copies, which share the weights and have slots of their own
+in the KV cache; what a window needs is put into these copies, so that it goes with them.
+Usage:
+    with in_order(model, [0, 1, 2, 1, 2, 3]): model(tokens)         # as deep as the list is long
+    with looped(model, window=(3, 5), solver='rk', K=3, beta=0.5): model.generate(tokens, 20)
+"""
+import contextlib
+import copy
+import itertools
+
+from nanodepth.common.errors import Refused
+from nanodepth.loop import running
+from nanodepth.looping.caches import Window
+from nanodepth.common.whose import is_ours
+from nanodepth.looping.layers import (Entry, Pin, check_calls, check_host,
+                                      layers_of, pick_window, pinned_routers)
+from nanodepth.looping.window import Loop
+from nanodepth.model import spans_in, unrolled
+from nanodepth.wrapper import Window as PlainWindow
+
+# lists that a config has, an entry for each layer
+EACH_LAYER = 'layer_types', 'layers_block_type', 'no_rope_layers', 'mlp_layer_types'
+# settings by which a layer's place matters, beside its order
+BY_PLACE = ('num_kv_shared_layers', 'hidden_size_per_layer_input',
+            'scale_attn_by_inverse_layer_idx')
+
+
+def order_of(model):
+    "What a model runs; another family's, unless it was told otherwise, each of its layers once."
+    return getattr(model, 'order', None) or [*range(len(layers_of(model)))]
+
+
+def depth_of(model):
+    "How many layers a model runs as it is now."
+    return len(unrolled(order_of(model)))
+
+
+def layers_run(order):
+    "How many layers run for each token where no cache is filled."
+    windows = [span for span in spans_in(order) if isinstance(span, PlainWindow)]
+    more = sum((span.evaluations() - 1) * len(unrolled(span.items)) for span in windows)
+    return len(unrolled(order)) + more
+
+
+def with_window(order, window=None, solver='rk', K=3, cache=None, **options):
+    """The order with the items at some of its depths as one Window.
+
+    window   (3, 5), both included; 'mid4', the middle four, if none is given; 0.5, the four centred
+             on that fraction of the depth
+    solver   and its options, such as beta and T: looping/solvers.py
+    others   Window explains cache, pin, decode and mode"""
+    starts = [len(unrolled(order[:i])) for i in range(len(order) + 1)]
+    a, b = pick_window(window, starts[-1])
+    if not {a, b + 1} <= {*starts}:
+        raise Refused(f'the window {a}-{b} begins or ends within a recurrent core')
+    first, end = starts.index(a), starts.index(b + 1)
+    return [*order[:first], Window(order[first:end], solver, K, cache, **options), *order[end:]]
+
+
+def looped(model, window=None, solver='rk', K=3, cache=None, **options):
+    "Inside a `with`, the model with one window of its depths looped."
+    return in_order(model, with_window(order_of(model), window, solver, K, cache, **options))
+
+
+@contextlib.contextmanager
+def in_order(model, order):
+    "Inside a `with` the model runs an order: numbers, and Spans; of those others know Windows."
+    if is_ours(model):
+        for span in spans_in(order):
+            if getattr(span, 'pin', None):
+                raise Refused(f'pin={span.pin!r}: the layers have no router beside experts')
+        with running(model, order):
+            yield model
+        return
+    layers, order = layers_of(model), [*map(as_ours, order)]
+    numbers = unrolled(order)
+    starts = itertools.accumulate((len(unrolled([item])) for item in order), initial=0)
+    windows = [(first, item) for first, item in zip(starts, order) if not isinstance(item, int)]
+    check_order(model, layers, numbers)
+    for first, window in windows:
+        check_host(model, layers, window.items, window.keeps)
+    if not windows:         # Asked for the streams between layers, transformers hooks each layer
+        check_calls(model, layers, output_hidden_states=True)   # for good: the copies have that
+    config = model.config.get_text_config()
+    before, hooks = dict(layers._modules), []
+    lists = {name: list(value) for name in EACH_LAYER if (value := getattr(config, name, None))}
+    try:
+        layers._modules = {str(place): placed(layers[i], place) for place, i in enumerate(numbers)}
+        config.num_hidden_layers = len(numbers)
+        for name, value in lists.items():
+            setattr(config, name, [value[i] for i in numbers])
+        tuples = check_calls(model, layers)
+        for first, window in windows:
+            put_in(layers, first, window, tuples)
+        holders = [m for m in model.modules() if windows and m is not layers
+                   and any(each is layers for each in m.modules())]
+        hooks = [m.register_forward_pre_hook(refuse_insights, with_kwargs=True) for m in holders]
+        model.order = order
+        yield model
+    finally:
+        vars(model).pop('order', None)
+        for hook in hooks:
+            hook.remove()
+        layers._modules = before
+        config.num_hidden_layers = len(before)
+        for name, value in lists.items():
+            setattr(config, name, value)
+
+
+def as_ours(item):
+    "A number, or a window of numbers; one of wrapper.py with all that ours says of a cache."
+    if isinstance(item, int) or isinstance(item, Window) and not spans_in(item.items):
+        return item
+    if not isinstance(item, PlainWindow) or spans_in(item.items):
+        raise Refused(f'{item} is for models of ours')
+    return Window(item.items, item.solver, item.K, item.keeps, **item.options)
+
+
+def check_order(model, layers, numbers):
+    "What cannot run in this order is refused before anything is touched."
+    if 'order' in vars(model):
+        raise Refused('this model runs in another order already: leave its with')
+    if not numbers or not {*numbers} <= {*range(len(layers))}:
+        raise Refused(f'the order {numbers} must name layers from 0 to {len(layers) - 1}')
+    if numbers == [*range(len(layers))]:
+        return                      # each layer is where it was
+    config = model.config.get_text_config()
+    for name in BY_PLACE:
+        if getattr(config, name, None):
+            raise Refused(f'{type(model).__name__} has {name}={getattr(config, name)}: what a '
+                          'layer of it does depends on its place, so it takes no other order')
+    if any('forward' in vars(module) for module in layers.modules()):
+        raise Refused("the layers' forward was replaced, as by accelerate: open the model without "
+                      'device_map')
+
+
+def placed(module, place):
+    """A shallow copy of a layer: its weights are shared, its index in the cache is its place. What
+    is hooked from now on is hooked on it alone."""
+    new = copy.copy(module)
+    new._modules = {name: child if child is None else placed(child, place)
+                    for name, child in module._modules.items()}
+    new._forward_hooks = copy.copy(module._forward_hooks)
+    if hasattr(new, 'layer_idx'):
+        new.layer_idx = place
+    return new
+
+
+def put_in(layers, first, window, tuples):
+    "A window into the copies of layers, from a depth on: an Entry in each one's forward."
+    depths = range(first, first + len(window.items))
+    routers = pinned_routers({d: layers[d] for d in depths}, window.pin, unasked=window.by_layer)
+    loop = Loop((first, depths[-1]), window, len(layers))
+    for d in depths:
+        layers[d].forward = Entry(layers[d], d, loop, layers[d] in tuples, any(routers.values()))
+        for router in routers[d]:
+            router.register_forward_hook(Pin(loop))
+
+
+def refuse_insights(module, args, kwargs):
+    "A hook on what holds the layers, which would show a layer several times, or before its loop."
+    config = getattr(module, 'config', None)
+    for name in ('output_hidden_states', 'output_attentions', 'output_router_logits'):
+        asked = kwargs.get(name)
+        if asked or asked is None and getattr(config, name, False):
+            raise Refused(f'{name}: a looped layer has one for each evaluation, and not one for '
+                          'all: ask the model as it is, or in another order')
