@@ -24,7 +24,7 @@ lidas baseline: data/toy/train.json     # a grown model, an ordinary one: out/li
 	$(PY) -m nanodepth sample out/$@
 
 data/toy_deep/train.json: data/toy/prepare.py | .venv/ready
-	$(PY) data/toy/prepare.py --depths=6 --out=data/toy_deep
+	$(PY) data/toy/prepare.py --aliases=0-5 --out=data/toy_deep
 
 # ---- what is shown
 

@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import socket
 import sys
@@ -34,14 +35,17 @@ from nanodepth.__main__ import main as nanodepth  # noqa: E402
 from nanodepth.text.tokens import write_dataset  # noqa: E402
 from nanodepth.text.tokenizer import write_tokenizer  # noqa: E402
 from nanodepth.commands.cost import planned  # noqa: E402
-from nanodepth.model import LM, ModelConfig, Step  # noqa: E402
+from nanodepth.model import LM, ModelConfig, Span  # noqa: E402
 from nanodepth.models.checkpoint import BROUGHT  # noqa: E402
 # these take `show` by its name, and so before it is replaced
 from nanodepth.commands import evaluate, plot as plot_command, probe  # noqa: E402
 from nanodepth import train  # noqa: E402
+from nanodepth.commands import train as train_command  # noqa: E402
+from nanodepth.common.options import read  # noqa: E402
 from nanodepth.report import plot  # noqa: E402
 from nanodepth.retrofit import surgery  # noqa: E402
-from nanodepth.train import Config, read, save  # noqa: E402
+from nanodepth.training.checkpoint import save  # noqa: E402
+from nanodepth.training.plan import Config  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -77,28 +81,33 @@ BEGUN = multiprocessing.get_context('forkserver')
 BEGUN.set_forkserver_preload(['nanodepth.train', 'torch._dynamo'])
 
 
-def rank_of(rank, ranks, port, said, argv, before):
-    "What torchrun tells a process, and then its training run; `before` may change something first."
+def rank_of(rank, ranks, port, said, config, before):
+    """What torchrun tells a process, and then `nanodepth train` with these settings. `before` may
+    change something first."""
     os.chdir(ROOT)
     os.dup2(os.open(said, os.O_WRONLY | os.O_APPEND), 2)
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks),
-                      LOCAL_WORLD_SIZE=str(ranks), MASTER_ADDR='127.0.0.1',
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR='127.0.0.1',
                       MASTER_PORT=str(port))
+    for name, module in [*sys.modules.items()]:     # they were imported where there was one process
+        for key, number in dict(RANK=rank, SIZE=ranks, LOCAL_RANK=rank).items():
+            if name.startswith('nanodepth.') and hasattr(module, key):
+                setattr(module, key, number)
     torch.set_num_threads(1)
     train.draw = lambda *_: None
+    train_command.read = lambda *_: config
     if before:
         before()
-    nanodepth('train', argv)
+    nanodepth('train', ['config'])
 
 
-def ranks(argv, n=2, before=None):
-    """train.py with argv in n processes: their exit statuses (returncode: one that is not 0, if
-    any) and what they wrote to stderr."""
+def ranks(config, n=2, before=None):
+    """A run of n processes: their exit statuses (returncode: one that is not 0, if any) and what
+    they wrote to stderr."""
     with tempfile.NamedTemporaryFile() as said, socket.socket() as free:
         free.bind(('127.0.0.1', 0))
         port = free.getsockname()[1]
         free.close()
-        processes = [BEGUN.Process(target=rank_of, args=(rank, n, port, said.name, argv, before))
+        processes = [BEGUN.Process(target=rank_of, args=(rank, n, port, said.name, config, before))
                      for rank in range(n)]
         for process in processes:
             process.start()
@@ -113,10 +122,11 @@ def ranks(argv, n=2, before=None):
 @pytest.fixture
 def tiny():
     "tiny(**fields) -> an LM with weights large enough that every layer matters."
-    def make(seed=0, std=0.2, **fields):
+    def make(seed=0, std=0.2, order=None, **fields):
         torch.manual_seed(seed)
         fields = dict(vocab_size=50, n_layer=4, n_embd=32, n_head=4, context=32) | fields
         model = LM(ModelConfig(**fields))
+        model.order = order or model.order
         for p in model.parameters():
             if p.dim() == 2:
                 torch.nn.init.normal_(p, std=std)
@@ -193,8 +203,9 @@ def write_noise(folder, kinds, length=8000):
     rng, n = np.random.default_rng(0), np.arange(length)
     rest = len(kinds) - 1               # the others, if there are two kinds, are of the first
     for split in ('train', 'val'):
+        marks = np.where(n % 5 == 0, 128 + len(kinds), 128 + rest if rest else 0)
         write_dataset(folder, split, 'bytes', rng.integers(97, 123, length), kinds=kinds,
-                      marks=np.where(n % 5 == 0, 128 + len(kinds), 128 + rest if rest else 0))
+                      marks=marks if kinds else None)
 
 
 def planned_flops(*argv):
@@ -205,9 +216,9 @@ def planned_flops(*argv):
 
 # ------------------------------------------------------------------------------- runs and commands
 
-SMALL = dict(n_layer=2, n_embd=32, n_head=2, head_dim=None, context=16, batch_size=4, steps=12,
-             warmup_steps=2, decay_steps=4, eval_every=5,
-             eval_batches=2, log_every=1, save_every=4, device='cpu', lr=3e-3)
+SMALL = dict(n_layer=2, n_embd=32, n_head=2, context=16, batch_size=4, steps=12, warmup_steps=2,
+             decay_steps=4, eval_every=5, eval_batches=2, log_every=1, save_every=4, device='cpu',
+             lr=3e-3)
 
 
 @pytest.fixture
@@ -218,14 +229,41 @@ def config(data, tmp_path):
     return make
 
 
+def by_layer(model, c):
+    "An optimizer: a group for each layer, which learns the slower the deeper it is, and an SGD."
+    of_layers = [dict(params=[*layer.parameters()], lr=c.lr / (1 + depth))
+                 for depth, layer in enumerate(model.layers)]
+    rest = [p for name, p in model.named_parameters() if not name.startswith('layers.')]
+    return [torch.optim.AdamW(of_layers), torch.optim.SGD(rest, c.lr, momentum=0.9)]
+
+
 @pytest.fixture
 def recurrent(tiny, tmp_path):
-    "The settings of a run that goes on from a small cut of mean 3, which says its own shape."
+    "The settings of a run that goes on from a small cut of mean 3."
     core = surgery(tiny(vocab_size=257, n_layer=6, context=16), '2-2-1', r=3, backprop_depth=2,
                    inject='linear')
-    start = dict(init_from=save_run(tmp_path / 'cut', core, flops=5, inherited_flops=2))
-    return start | {key: getattr(Config, key) for key in ('n_layer', 'n_embd', 'n_head',
-                                                          'head_dim')}
+    return dict(init_from=save_run(tmp_path / 'cut', core, flops=5, inherited_flops=2))
+
+
+@pytest.fixture
+def placed(data, recurrent, tiny, tmp_path):
+    """placed(settings): those in which {data}, {mixture}, {other} (of another tokenizer), {cut} and
+    {looped} are folders."""
+    for name, n in (('a', 2000), ('b', 900)):
+        write_noise(tmp_path / 'mixture' / name, [name], n)
+    (tmp_path / 'mixture/mixture.json').write_text('{"a": 0.7, "b": 0.3}')
+    shutil.copytree(data, tmp_path / 'other')
+    for path in (tmp_path / 'other').glob('*.json'):
+        path.write_text(path.read_text().replace('"fingerprint": "', '"fingerprint": "other'))
+    looped = tiny(vocab_size=257, n_layer=2, order=[0, 1, 0, 1])
+    places = {name: tmp_path / name for name in ('data', 'mixture', 'other')} | dict(
+        cut=recurrent['init_from'], looped=save_run(tmp_path / 'looped', looped))
+
+    def fill(value):
+        if isinstance(value, list):
+            return [*map(fill, value)]
+        return value.format(**places) if isinstance(value, str) else value
+    return lambda settings: {name: fill(value) for name, value in settings.items()}
 
 
 def save_run(folder, model, data=None, **more):
@@ -285,21 +323,21 @@ def same(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
-class Times(Step):
-    "A Step of one's own: its items several times, one run after the other."
+class Times(Span):
+    "A Span of one's own: its items several times, one run after the other."
 
     def __init__(self, items, times=2):
         super().__init__(items)
         self.times = times
 
-    def __call__(self, model, x, depth, **how):
-        return model.run(x, self.items * self.times, depth, **how)
+    def __call__(self, model, x, depth, cache=None, tap=None):
+        return model.run(x, self.items * self.times, depth, cache, tap)
 
-    def unrolled(self, r=None):
-        return super().unrolled(r) * self.times
+    def unrolled(self):
+        return super().unrolled() * self.times
 
-    def flops(self, model, context, r=None, backprop_depth=None):
-        return super().flops(model, context, r, backprop_depth) * self.times
+    def flops(self, model, context):
+        return super().flops(model, context) * self.times
 
     def settings(self):
         return dict(times=self.times)
@@ -323,13 +361,18 @@ def restored(model):
         assert same(model.state_dict(), weights)
 
 
-def assert_equal_runs(a, b):
-    "The weights, and every line of the log but for its clocks."
-    assert same(weights_of(a), weights_of(b))
-    clocks = ('tokens_per_s', 'seconds')
-    a, b = ([{k: v for k, v in line.items() if k not in clocks} for line in log_of(c)]
-            for c in (a, b))
-    assert a == b
+def left_by(config):
+    """All that a run leaves: of each checkpoint the numbers, bit by bit, of the log each line, and
+    run.json. Clocks and the folder's name differ from run to run."""
+    clocks = dict(tokens_per_s=0, seconds=0, out_dir='', config={})
+    left = dict(log=[line | clocks for line in log_of(config)])
+    for path in Path(config.out_dir).iterdir():
+        if path.suffix == '.pt':
+            left[path.name] = json.dumps(state_of(path) | clocks, default=torch.Tensor.tolist)
+        elif path.name == 'run.json':
+            left[path.name] = json.loads(path.read_text())
+            left[path.name]['config'] |= clocks
+    return left
 
 
 def flags(config):

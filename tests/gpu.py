@@ -24,7 +24,10 @@ from nanodepth.commands import cut  # noqa: E402
 from nanodepth.grow import lidas, untie  # noqa: E402
 from nanodepth.model import LM, ModelConfig  # noqa: E402
 from nanodepth.report.logs import log_of  # noqa: E402
-from nanodepth.train import Config, make_optimizers, read, train  # noqa: E402
+from nanodepth.common.options import read  # noqa: E402
+from nanodepth.train import train  # noqa: E402
+from nanodepth.training.optimizers import make_optimizers  # noqa: E402
+from nanodepth.training.plan import Config  # noqa: E402
 
 TINY = '--tiny' in sys.argv
 OUT = Path(tempfile.mkdtemp(prefix='gpu-test-'))
@@ -38,7 +41,7 @@ RUN = dict(optimizer='adamw', lr=1e-3, steps=20, warmup_steps=4, decay_steps=4,
 def run(name, **settings):
     "Train in OUT/name: the log's losses, and its lines."
     shape = {} if 'init_from' in settings else SHAPE        # the checkpoint decides it
-    given = RUN | dict(out_dir=OUT / name, head_dim='none') | shape | settings
+    given = RUN | dict(out_dir=OUT / name) | shape | settings
     train(read(Config, [f'--{key}={value}' for key, value in given.items()]))
     log = log_of(OUT / name)
     return [line['loss'] for line in log if 'loss' in line], log

@@ -1,7 +1,7 @@
 """What a GPU would run, seen from a CPU: in which type layers compute, what is compiled, and which
 share of the peak is said. (tests/gpu.py asks a GPU.)
 """
-import contextlib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +10,9 @@ from conftest import log_of, weights_of
 import nanodepth.model as model_file
 from nanodepth import train as train_file
 from nanodepth.models.checkpoint import load_model
-from nanodepth.train import machine, train
+from nanodepth.train import train
+from nanodepth.training import machine as machine_file
+from nanodepth.training.machine import machine_of
 
 
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float32'])
@@ -28,30 +30,22 @@ def test_layers_compute_in_the_type_that_is_asked_for(dtype, config, monkeypatch
 
 @pytest.mark.parametrize('name, capability, dtype, half, peak', [
     ('H200', (9, 0), 'auto', True, 989e12), ('H200 NVL', (9, 0), 'float32', False, 835e12),
-    ('A100-SXM4-80GB', (8, 0), 'auto', True, 312e12), ('T4', (7, 5), 'auto', False, None),
-    ('T4', (7, 5), 'bfloat16', True, None),
-    ('GeForce RTX 4090 Laptop GPU', (8, 9), 'auto', True, None)])
+    ('A100-SXM4-80GB', (8, 0), 'auto', True, 312e12), ('T4', (7, 5), 'auto', False, 0),
+    ('T4', (7, 5), 'bfloat16', True, 0),
+    ('GeForce RTX 4090 Laptop GPU', (8, 9), 'auto', True, 0)])
 def test_what_a_gpu_is_fast_at(name, capability, dtype, half, peak, config, monkeypatch):
     monkeypatch.setattr(torch.cuda, 'get_device_name', lambda *_: f'NVIDIA {name}')
     monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda *_: capability)
     monkeypatch.setattr(torch.cuda, 'set_device', lambda device: None)
     monkeypatch.setattr(torch, 'set_float32_matmul_precision', lambda how: None)
     for processes in (1, 2):            # of which each has a GPU
-        monkeypatch.setattr(train_file, 'which_process', lambda: (0, processes, 0))
-        for how in ('init_process_group', 'destroy_process_group'):
-            monkeypatch.setattr(train_file.dist, how, lambda *_, **how: None)
-        with machine(config(device='cuda', dtype=dtype)) as here:
-            assert here.autocast.keywords['enabled'] == half
-            assert here.peak == (peak and processes * peak)
+        monkeypatch.setattr(machine_file, 'SIZE', processes)
+        machine = machine_of(config(device='cuda', dtype=dtype))
+        assert (machine.autocast.keywords['enabled'], machine.peak) == (half, processes * peak)
 
 
 def test_the_share_of_the_peak(config, monkeypatch):
-    @contextlib.contextmanager
-    def slow(c):
-        with machine(c) as here:
-            here.peak = 1e8
-            yield here
-    monkeypatch.setattr(train_file, 'machine', slow)
+    monkeypatch.setattr(train_file, 'machine_of', lambda c: replace(machine_of(c), peak=1e8))
     c = config()
     train(c)
     flops, last = load_model(c.out_dir).flops_per_token(), log_of(c)[-1]

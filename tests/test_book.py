@@ -1,5 +1,7 @@
 "The book stands alone, in an empty folder; and its reader of settings, which every command uses."
 import os
+import re
+import runpy
 import shutil
 import signal
 import subprocess
@@ -11,12 +13,12 @@ from typing import Literal
 
 import pytest
 import torch
-from conftest import ROOT, same, weights_of
+from conftest import ROOT, same, save_run, weights_of
 
-from nanodepth import BOOK
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.model import Refused
-from nanodepth.train import Config, in_steps, read
+from nanodepth.common.options import read
+from nanodepth.training.plan import Config
 
 TINY = ('--n_embd=32 --n_head=2 --head_dim=16 --n_layer=8 --steps=16 --batch_size=4 --context=32 '
         '--eval_every=4 --eval_batches=1 --log_every=1 --device=cpu').split()
@@ -52,10 +54,11 @@ sys.meta_path.insert(0, Alone())
 
 
 def test_alone_in_an_empty_folder(tmp_path):
-    "The seven, config and one script: data, a run, a stop, a picture, a cut that trains."
-    for name in BOOK:
-        shutil.copy(ROOT / f'{name}.py', tmp_path)
-    shutil.copytree(ROOT / 'config', tmp_path / 'config')
+    "The seven and two folders, and one script: data, a run, a stop, a picture, a cut that trains."
+    for path in ROOT.glob('*.py'):
+        shutil.copy(path, tmp_path)
+    for name in ('training', 'config'):
+        shutil.copytree(ROOT / name, tmp_path / name)
     (tmp_path / 'data/toy').mkdir(parents=True)
     shutil.copy(ROOT / 'data/toy/prepare.py', tmp_path / 'data/toy')
     (tmp_path / 'sitecustomize.py').write_text(ALONE)
@@ -72,8 +75,8 @@ def test_alone_in_an_empty_folder(tmp_path):
     said = python(*line, '--out_dir=out/parts', status=128 + signal.SIGTERM, STOP='1')
     assert torch.load(tmp_path / 'out/parts/ckpt.pt', weights_only=True)['step'] == 9
     said += python(*line, '--out_dir=out/parts')
-    for words in ('8 layers, 8 deep; the validation loss was', 'functions of the config: metric',
-                  'next: python probe.py out/parts', 'out/parts/loss.png: left'):
+    for words in ('8 layers, 8 deep: the validation loss was', 'functions of the config: metric',
+                  'All is in out/parts. Next: python probe.py out/parts'):
         assert words in said
     assert (tmp_path / 'out/parts/loss.png').stat().st_size > 10_000
     lines = [                               # one after the other, as if each were typed
@@ -93,32 +96,55 @@ def test_alone_in_an_empty_folder(tmp_path):
     assert same(weights_of(tmp_path / 'out/whole'), weights_of(tmp_path / 'out/parts'))
 
 
-@pytest.mark.parametrize('words, message', [
-    ('--optimizer=adam', 'adam must be muon or adamw or Callable; did you mean .adamw.'),
-    ('--stepz=3', '--stepz is no setting; did you mean .steps.?'),
-    ('--steps=1.5', '--steps=1.5 must be int'), ('--steps', 'write --steps=VALUE'),
-    ('--tie_embeddings=2', 'must be bool'), ('--metric=f', 'must be'),
-    ('config/lida.py', 'no config config/lida.py; did you mean .config/lidas.py.?')])
-def test_a_mistake_is_a_line(words, message, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    with pytest.raises(Refused, match=message) as error:
-        read(Config, [words])
+@pytest.mark.parametrize('words, line', [
+    ('probe.py nowhere', 'probe: there is no run in nowhere'),
+    ('probe.py run', 'probe: there is no data in gone: its prepare.py makes val.json'),
+    ('retrofit.py nowhere 1-1-1', 'retrofit: there is no run in nowhere'),
+    ('retrofit.py run 9-1-1', 'retrofit: ')])
+def test_a_mistake_is_a_line_of_a_script_too(words, line, tiny, tmp_path, monkeypatch):
+    save_run(tmp_path / 'run', tiny(vocab_size=257), data='gone')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, 'argv', words.split())
+    with pytest.raises(SystemExit, match=line):
+        runpy.run_path(str(ROOT / sys.argv[0]), run_name='__main__')
+    assert [path.name for path in tmp_path.iterdir()] == ['run']
+
+
+@pytest.mark.parametrize('text, message', [
+    ('--optimizer=adam', "optimizer=adam must be Union[Literal['muon', 'adamw'],"),
+    ('--stepz=3', 'stepz is no setting; did you mean steps?'),
+    ('--steps=1.5', 'steps=1.5 must be int'), ('--steps', '--steps has no value'),
+    ('--warmup_steps=few', 'warmup_steps=few must be int | float'),
+    ('--tie_embeddings=2', 'tie_embeddings=2 must be bool'), ('--metric=f', 'metric=f must be'),
+    ('config/lida.py', 'there is no config config/lida.py'),
+    ('step = 3', 'step is no setting; did you mean steps?'),
+    ('def optimiser(model, c):\n    pass', 'did you mean optimizer? (a config writes _optimiser'),
+    ('def grwo(n_layer, block):\n    pass', 'grwo is no setting; did you mean grow?')])
+def test_a_mistake_is_a_line(text, message, tmp_path):
+    "On a command line, and in a config."
+    if ' ' in text:
+        (tmp_path / 'c.py').write_text(text)
+        text = str(tmp_path / 'c.py')
+    with pytest.raises(Refused, match=re.escape(message)) as error:
+        read(Config, [text])
     assert '\n' not in str(error.value)
 
 
 def test_what_is_written_in_several_ways(tmp_path):
-    c = read(Config, ['--tie_embeddings=True', '--steps=1e3', '--data=a,~/b', '--lr', '1',
-                      '--n_kv_head=none', '--out_dir=a=b', '--resume=false', '--wandb'])
-    assert (c.tie_embeddings, c.steps, c.lr, c.n_kv_head, c.out_dir, c.resume, c.wandb) == (
+    c = read(Config, ['--tie_embeddings=True', '--steps=1e3', '--data=a,b', '--lr', '1',
+                      '--n_kv_head=none', '--out_dir=a=b', '--compile=false', '--wandb'])
+    assert (c.tie_embeddings, c.steps, c.lr, c.n_kv_head, c.out_dir, c.compile, c.wandb) == (
         True, 1000, 1.0, None, 'a=b', False, True)
-    assert c.data == ['a', os.path.expanduser('~/b')] and type(c.lr) is float
+    assert c.data == 'a,b' and type(c.lr) is float
     assert read(Config, ['--order=0,1,1,0']).order == [0, 1, 1, 0]
     path = tmp_path / 'c.py'
     path.write_text('steps = 2 * 20\nlr = 1\ndata = ("a", "b")\nn_kv_head = 2\n')
     c = read(Config, ['--steps=50', str(path), '--n_kv_head=none'])     # a line is above a file
     assert (c.steps, c.lr, c.data, c.n_kv_head) == (50, 1.0, ['a', 'b'], None)
     assert type(c.lr) is float and type(c.steps) is int
-    assert [in_steps(n, 60) for n in (0, 1, 7.0, 0.5, 1 / 12)] == [0, 1, 7, 30, 5]
+    lengths = [read(Config, ['--steps=60', f'--decay_steps={text}']).decay_steps
+               for text in ('0', '1', '7', '1e1', '0.5', '1.0')]
+    assert lengths == [0, 1, 7, 10, 30, 60] and Config(steps=60).warmup_steps == 5
 
 
 @dataclass
@@ -134,8 +160,8 @@ def test_every_command_reads_its_options_so(capsys):
     options = read(Options, ['a', '--K=2,3', 'b', '--out', 'x.png', 'c'], ['run', 'others'])
     assert options == Options('a', ['b', 'c'], (2, 3), Path('x.png'))
     assert read(Options, ['a', '--K=2', '--x=T'], ['run']) == Options('a', [], (2,), None, 'T')
-    for argv, message in (([], 'run: none is given'), (['a', 'b'], 'b is one word too many'),
-                          (['a', '--K=2,x'], '--K=2,x must be')):
+    for argv, message in (([], "'run' .--help says more"), (['a', 'b'], 'b is one word too many'),
+                          (['a', '--K=2,x'], 'K=2,x must be')):
         with pytest.raises(Refused, match=message):
             read(Options, argv, ['run'])
     with pytest.raises(SystemExit):
@@ -153,16 +179,14 @@ def test_a_config_finds_its_neighbours_and_the_book(tmp_path, monkeypatch):
     (tmp_path / 'own/loop.py').write_text('raise SystemExit("somebody else\'s")\n')
     config = tmp_path / 'own/c.py'
     config.write_text('from parent import *\nimport helper\nfrom loop import repeat_block\n'
-                      'from train import Config\n_half = 20\nn_layer = helper.size\n'
-                      'def init(new, old):\n    pass\ndef another():\n    pass\n')
+                      'from training.plan import Config\n_half = 20\nn_layer = helper.size\n'
+                      'def init(new, old):\n    pass\ndef another():\n    pass\n'
+                      'def _optimiser():\n    pass\n')
     path = sys.path[:]
     c = read(Config, ['own/c.py', '--decay_steps=0'])
     assert (c.steps, c.n_layer, c.init.__globals__['Config']) == (7, 3, Config)
     assert c.init.__globals__['repeat_block'] is sys.modules['nanodepth.loop'].repeat_block
     assert sys.modules['loop'] is os and sys.path == path and 'helper' not in sys.modules
-    config.write_text('step = 3\n')
-    with pytest.raises(Refused, match='c.py: step is no setting; did you mean .steps.*write _step'):
-        read(Config, ['own/c.py'])
 
 
 def test_a_config_is_text_and_no_archive_is_run(tmp_path):

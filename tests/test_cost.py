@@ -8,11 +8,15 @@ from conftest import ROOT, planned_flops
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import cost
+from nanodepth.commands.train import open_parent
 from nanodepth.models.checkpoint import cost_of, state_of
 from nanodepth.models.hf import save_hf
-from nanodepth.model import LM, ModelConfig
-from nanodepth.retrofit import recurrence_curriculum, sample_recurrence, surgery
-from nanodepth.train import Config, read, save
+from nanodepth.model import LM, ModelConfig, unrolled
+from nanodepth.retrofit import core_of, recurrence_curriculum, sample_recurrence, surgery
+from nanodepth.common.options import read
+from nanodepth.train import train
+from nanodepth.training.checkpoint import save
+from nanodepth.training.plan import Config
 
 
 # {name: [config and flags]} of the runs that docs/FIGURES.md gives commands for
@@ -47,28 +51,33 @@ def test_a_recurrent_run_is_counted_step_by_step_and_its_partner_has_its_flops(t
     recurrent = [flops('retrofit', 'cut', f'--seed={seed}') for seed in range(6)]
     assert len({*recurrent}) == 6           # each draws its own r
     assert sum(recurrent) / 6 == pytest.approx(flops('retrofit_dense', 'dense'), rel=0.02)
-    means = [recurrence_curriculum(step, 20, 4, 0.5) for step in range(20)]
+    own, flops_of_steps = core_of(core), 0
+    for step in range(20):
+        mean = recurrence_curriculum(step, 20, 4, 0.5)
+        own.r, own.backprop_depth = sample_recurrence(mean, step, 0), min(2, mean)
+        flops_of_steps += core.flops_per_token()
     assert flops('retrofit', 'cut', '--recurrence=4', '--backprop_depth=2', '--steps=20',
-                 '--warmup_steps=0', '--decay_steps=0', '--curriculum=0.5') == sum(
-        core.flops_per_token(r=sample_recurrence(mean, step, 0), backprop_depth=min(2, mean))
-        for step, mean in enumerate(means))
+                 '--warmup_steps=0', '--decay_steps=0', '--curriculum=0.5') == flops_of_steps
 
 
-def test_a_parent_grows_once_and_a_loop_is_planned_in_its_order(tmp_path, data):
+def test_a_parent_grows_to_n_layer_and_a_loop_is_planned_in_its_order(tmp_path, data):
     (tmp_path / 'run').mkdir()
     parent = LM(ModelConfig(vocab_size=257, context=64, n_layer=4, n_embd=32, n_head=2))
     save(tmp_path / 'run', parent, [], step=0, flops=0)
     words = [f'--data={data}', '--steps=20', '--warmup_steps=0', '--decay_steps=4']
     c = read(Config, [*words, f'--init_from={tmp_path / "run"}', '--grow=lidas'])
-    assert [(n, len(model.layers)) for n, model, *_ in cost.stretches(c)] == [(5, 4), (15, 6)]
+    assert [(n, len(model.layers)) for n, model, *_ in cost.stretches(c)] == [
+        (2, 4), (5, 6), (13, 8)]
     [(_, model, depth, _)] = cost.stretches(read(Config, [*words, '--n_layer=4', '--loop=1-2x3-1']))
-    assert model.unrolled() == [0, 1, 2, 1, 2, 1, 2, 3] and depth == 8
+    assert unrolled(model.order) == [0, 1, 2, 1, 2, 1, 2, 3] and depth == 8
 
 
-def test_what_a_published_parent_cost_is_unknown(tmp_path, tiny):
+def test_what_a_published_parent_cost_is_unknown(tmp_path, tiny, config):
+    "And so is what its cut cost, and its child."
     save_hf(tiny(vocab_size=257, n_layer=5), tmp_path / 'hf', tokenizer='bytes')
     nanodepth('cut', [str(tmp_path / 'hf'), '1-2-1', f'--out={tmp_path / "cut"}'])
-    assert math.isnan(cost_of(state_of(tmp_path / 'cut')))
+    train(config('child', init_from=str(tmp_path / 'hf')), open_parent)
+    assert all(math.isnan(cost_of(state_of(tmp_path / name))) for name in ('hf', 'cut', 'child'))
 
 
 def test_the_tokens_and_the_total_of_a_dry_run_by_hand(capsys, data):

@@ -14,7 +14,6 @@ import re
 import runpy
 import sys
 import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,16 +31,18 @@ from nanodepth.models.checkpoint import load_model, state_of
 from nanodepth.models.hf import save_hf
 from nanodepth.retrofit import seed_for
 from nanodepth.scoring import scores as scoring
-from nanodepth.scoring.measure import answers, measure
 from nanodepth.scoring.rows import Asked, Subject
-from nanodepth.scoring.scores import open_data
+from nanodepth.scoring.scores import data_scores, open_data
 from nanodepth.scoring.way import Way
 from nanodepth.text import primitives, tokenizer as tokenizer_file, tokens as tokens_file
-from nanodepth.text.loader import how_to_prepare, Rows
+from nanodepth.text.loader import how_to_prepare
 from nanodepth.text.primitives import Example, few_shot, TASKS, TOY_TASKS
 from nanodepth.text.tokenizer import get_tokenizer
 from nanodepth.text.tokens import number, write_dataset
-from nanodepth.train import permute, train, validate
+from nanodepth.train import train
+from nanodepth.training import loader as loader_file
+from nanodepth.training.loader import Loader, permute, whose_rows
+from nanodepth.training.measure import answers, validate
 
 # ------------------------------------------------------------------ tokenizers
 
@@ -81,73 +82,59 @@ def test_permute_is_a_permutation_for_ever(n):
     assert permute(range(10), 10, 12345).tolist() == [7, 1, 9, 6, 4, 5, 8, 3, 0, 2]
 
 
-def permuted(i, n, key):
-    "The permutation one number after the other, in Python's own integers."
-    half = max(1, ((n - 1).bit_length() + 1) // 2)
-    mask, most = (1 << half) - 1, (1 << 64) - 1
-    while True:
-        left, right = i >> half, i & mask
-        for turn in range(4):
-            z = (right + key + turn * 0x9E3779B97F4A7C15) & most
-            z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9) & most
-            z = ((z ^ z >> 27) * 0x94D049BB133111EB) & most
-            left, right = right, left ^ (z ^ z >> 31) & mask
-        i = left << half | right
-        if i < n:
-            return i
+def shard_of(dataset, s=0):
+    "{'.bin': the tokens of a shard}, and .mask and .marks, if it has them."
+    shard, dtypes = dataset.about['shards'][s], {'.bin': dataset.about['dtype']}
+    return {ending: np.fromfile((dataset.folder / shard['file']).with_suffix(ending),
+                                dtypes.get(ending, 'uint8')) for ending in shard['sha256']}
 
 
-def row_by_row(loader, step, again):
+def row_by_row(loader, step, first_epoch, rank, size):
     "A batch in the slow form: each row's dataset, epoch and window by counting, and its bytes."
-    share, rows = loader.batch_size // loader.size, []
-    first = step * loader.batch_size + loader.rank * share
-    for row in range(first, first + share):
-        period, slot = divmod(row, 1000)
+    rows, T, quota, n = [], loader.context, loader.quota.tolist(), len(loader.starts)
+    share = loader.batch_size // size
+    first = step * loader.batch_size + rank * share
+    for period, slot in (divmod(row, 1000) for row in range(first, first + share)):
         key = seed_for(loader.seed, 'mixture', period)
-        turns = [d for d, quota in enumerate(loader.quota) for _ in range(quota)]
-        turns = [turns[permuted(place, 1000, key)] for place in range(slot + 1)]
-        d = turns[-1]
-        shard, T = loader.datasets[d].shard(0), loader.context
+        turns = np.repeat([*range(len(quota))], quota)[permute(range(1000), 1000, key)][:slot + 1]
+        *before, d = turns.tolist()
+        shard, names = shard_of(loader.datasets[d]), loader.datasets[d].about['kinds']
         windows = (len(shard['.bin']) - 1) // T
-        epoch, i = divmod(period * loader.quota[d] + turns[:-1].count(d), windows)
-        if epoch and not again:
+        epoch, i = divmod(period * quota[d] + before.count(d), windows)
+        if epoch and first_epoch:
             continue
-        i = permuted(i, windows, seed_for(loader.seed, f'epoch of dataset {d}', epoch))
+        [i] = permute([i], windows, seed_for(loader.seed, f'epoch of dataset {d}', epoch))
         tokens, targets, marks = [], [], []
         for place in range(i * T, i * T + T):
             tokens.append(int(shard['.bin'][place]))
             counts = '.mask' not in shard or shard['.mask'][place + 1]
             targets.append(int(shard['.bin'][place + 1]) if counts else -1)
-            mark = shard['.marks'][place + 1] if '.marks' in shard else 0
-            marks.append(int(loader.datasets[d].new_marks[mark]))
-        n = len(loader.starts)
-        if tokens[:n] == loader.starts:
-            row = tokens + [0] * n, targets + [-1] * n, marks + [0] * n
+            begins, kind = divmod(int(shard['.marks'][place + 1]), 128) if names else (0, 0)
+            marks.append(kind and 128 * begins + 1 + loader.kinds.index(names[kind - 1]))
+        if tokens[:n] == list(loader.starts):
+            rows.append((tokens + [0] * n, targets + [-1] * n, marks + [0] * n))
         else:
-            row = loader.starts + tokens, [-1] * n + targets, [0] * n + marks
-        rows.append(row)
+            rows.append(([*loader.starts, *tokens], [-1] * n + targets, [0] * n + marks))
     return [torch.tensor(part) for part in zip(*rows)]
 
 
 @pytest.mark.parametrize('starts', [(), (7,), (3, 4)])
-@pytest.mark.parametrize('folders', ['a', 'abc'])
+@pytest.mark.parametrize('folders', ['a', 'abc', 'cba'])
 def test_a_batch_at_once_is_the_batch_row_by_row(tmp_path, monkeypatch, folders, starts):
+    "Kinds of answers go by name where datasets number them otherwise."
     rng = np.random.default_rng(0)
-    for name, n, kinds in (('a', 5000, ['x', 'y']), ('b', 300, ['y']), ('c', 9000, None)):
+    for name, n, kinds in (('a', 5000, ['x', 'y']), ('b', 300, ['y', 'z']), ('c', 9000, None)):
         write_dataset(tmp_path / name, 'train', 'bytes', rng.integers(3, 9, n), kinds=kinds,
                       mask=None if name == 'c' else rng.integers(0, 2, n),
-                      marks=rng.integers(0, 2, n) * 129 if kinds else None)
+                      marks=rng.choice([0, 1, 129, 2, 130], n) if kinds else None)
     for rank, size in ((0, 1), (1, 3)):
-        as_torchrun_says(monkeypatch, rank, size)
-        loader = Rows([tmp_path / name for name in folders], 12, 7, 'train', 5, starts)
-        for step, again in ((0, True), (83, True), (9, False)):     # 83: two periods
-            batch, slow = loader.batch(step, again), row_by_row(loader, step, again)
+        monkeypatch.setattr(loader_file, 'RANK', rank)
+        monkeypatch.setattr(loader_file, 'SIZE', size)
+        loader = Loader([tmp_path / name for name in folders], 12, 7, 'train', 5, starts)
+        for step, first_epoch in ((0, False), (83, False), (9, True)):      # 83: two periods
+            batch = loader.batch(step, first_epoch)
+            slow = row_by_row(loader, step, first_epoch, rank, size)
             assert all(torch.equal(one, other) for one, other in zip(batch, slow, strict=True))
-
-
-def as_torchrun_says(monkeypatch, rank, size):
-    for name, value in dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size).items():
-        monkeypatch.setenv(name, str(value))
 
 
 def make(folder, n, start=0, **kw):
@@ -155,25 +142,21 @@ def make(folder, n, start=0, **kw):
     return folder
 
 
-def test_a_mixture_is_exact_in_every_period_and_each_part_is_gone_through_in_turn(tmp_path):
+def test_a_mixture_is_exact_in_every_period(tmp_path):
     for name, n in (('a', 8 * 900 + 1), ('b', 8 * 300 + 1), ('c', 8 * 50 + 1)):
         make(tmp_path / name, n)
     (tmp_path / 'mixture.json').write_text(json.dumps(dict(a=70, b=24, c=6)))
-    loader = Rows(tmp_path, 10, 8, 'train')
-    assert loader.quota == [700, 240, 60]
+    quota = Loader(tmp_path, 10, 8).quota.tolist()
+    assert quota == [700, 240, 60]
     for period in range(3):
-        places = [*zip(*map(list, loader.places(np.arange(1000) + period * 1000)))]
-        assert [sum(d == k for d, _, _ in places) for k in range(3)] == [700, 240, 60]
-        assert 0 < sum(d == 1 for d, _, _ in places[:100]) < 60         # spread over the period
-    places = [*zip(*map(list, loader.places(np.arange(5000))))]
-    for k, windows in ((0, 900), (1, 300), (2, 50)):
-        for epoch in range(700 * 5 // windows - 1 if k == 0 else 2):
-            assert sorted(w for d, e, w in places if (d, e) == (k, epoch)) == list(range(windows))
+        datasets, _ = whose_rows(tuple(quota), 0, period)
+        assert np.bincount(datasets).tolist() == quota
+        assert 0 < (datasets[:100] == 1).sum() < 60         # spread over the period
 
 
 def windows(loader, numbers, d=0):
     "(tokens, targets, kinds) of these windows of one of its datasets."
-    return loader.datasets[d].read(np.array(numbers))
+    return loader.datasets[d].read(np.array(numbers), loader.kinds)
 
 
 def test_a_dry_run_checks_the_checksums(data, tmp_path, capsys):
@@ -193,7 +176,7 @@ def test_a_dry_run_checks_the_checksums(data, tmp_path, capsys):
 
 def test_measure_by_hand(tmp_path, tiny):
     "Two kinds; an answer is a run of tokens that begins at +128, and all of it must be right."
-    model = tiny(vocab_size=257).train()
+    model = tiny(vocab_size=257)
     tokens = np.random.default_rng(0).integers(0, 256, 8 * 6 + 1)
     marks = np.zeros(len(tokens), int)
     for i, (kind, length) in enumerate([(1, 1), (2, 2), (1, 1), (2, 3), (1, 2), (2, 1)] * 2):
@@ -206,15 +189,15 @@ def test_measure_by_hand(tmp_path, tiny):
                 start = (t - 1) // 8 * 8
                 tokens[t] = model(torch.tensor(tokens[None, start:t]))[0, -1].argmax()
     write_dataset(tmp_path, 'val', 'bytes', tokens, marks=marks, kinds=['one', 'two'])
-    loader = Rows(tmp_path, 2, 8)
-    loss, kinds = measure(model, loader)
+    loader = Loader(tmp_path, 2, 8, 'val')
+    scores = data_scores(model, loader)
+    sums = sum(of_batch for of_batch, *_ in validate(model, loader))
     x, y, m = (torch.tensor(a) for a in (tokens[:-1].reshape(6, 8), tokens[1:].reshape(6, 8),
                                          marks[1:].reshape(6, 8)))
     logits = model(x).detach()
     losses = F.cross_entropy(logits.transpose(1, 2), y, reduction='none')
-    assert loss == pytest.approx(losses.mean().item(), rel=1e-5)
-    assert model.training                                           # it is left as it was
-    assert validate(model, loader) == dict(val_loss=loss, kinds=kinds)      # what a run logs
+    assert scores['loss'].mean == pytest.approx(losses.mean().item(), rel=1e-5)
+    assert sums[0, :2].tolist() == pytest.approx([losses.sum().item(), losses.numel()], rel=1e-5)
     right = (logits.argmax(-1) == y).flatten().tolist()
     flat, results = m.flatten().tolist(), {1: [], 2: []}
     for t, mark in enumerate(flat):
@@ -223,17 +206,17 @@ def test_measure_by_hand(tmp_path, tiny):
         elif mark:
             results[mark][-1] = results[mark][-1] and right[t]
     for k, kind in ((1, 'one'), (2, 'two')):
-        assert kinds[kind]['accuracy'] == pytest.approx(sum(results[k]) / len(results[k]))
-        assert 0 < kinds[kind]['accuracy'] < 1
-        assert kinds[kind]['loss'] == pytest.approx(losses[m % 128 == k].mean().item(), rel=1e-5)
+        assert sums[k, 2:].tolist() == [sum(results[k]), len(results[k])]
+        assert scores[kind].mean == sum(results[k]) / len(results[k]) not in (0, 1)
+        of_kind = losses[m % 128 == k]
+        assert sums[k, :2].tolist() == pytest.approx([of_kind.sum().item(), len(of_kind)], rel=1e-5)
 
 
 def test_an_answer_that_a_row_cuts_off_is_nobodys():
     marks = torch.tensor([[0, 129, 1, 1], [1, 0, 130, 2], [2, 2, 129, 129]])
     wrong = torch.zeros(3, 4, dtype=torch.bool)
     wrong[1, 0] = wrong[2, 0] = wrong[2, 2] = True          # two tails, and one whole answer
-    kind, right = answers(marks, wrong)
-    assert kind.tolist() == [1, 2, 1, 1] and right.tolist() == [True, True, False, True]
+    assert list(answers(marks, wrong)) == [(1, True), (2, True), (1, False), (1, True)]
 
 
 # ------------------------------------------------------------------------------------- questions
@@ -309,7 +292,6 @@ def test_shots_are_fresh_and_the_question_stays():
             first, second = c.prompt[:-len(b.prompt)], b.prompt[:-len(a.prompt)]
             assert first and second and first != second and a.prompt not in (first, second)
             assert len({*a.options}) == len(a.options) == sizes.get(task, 5)
-
             assert task == 'copy_words' or not any(         # 'wind' begins 'window'
                 x != y and y.startswith(x) for x in a.options for y in a.options)
             assert sorted(a.options) == sorted(c.options)
@@ -335,16 +317,16 @@ def test_a_seed_is_an_example_on_every_platform():
 
 toy = runpy.run_path(str(ROOT / 'data/toy/prepare.py'), run_name='toy')
 sys.modules['toy'] = SimpleNamespace(**toy)         # where another process looks its functions up
-SIZE, KINDS, BEGINS = toy['SIZE'], toy['KINDS'], toy['BEGINS']
+SIZE, BEGINS = toy['SIZE'], toy['BEGINS']
 
 
 def test_the_toy_is_what_it_was(monkeypatch):
     "Gold values: every number about the toy is of these documents. Later ones have own seeds."
     digest = lambda made: hashlib.sha256(made.tobytes()).hexdigest()[:16]
-    assert digest(toy['documents']('val', 300, 4, set())) == 'cba4b5b13947b3a1'
+    assert digest(toy['documents']('val', 300, 3, set())) == 'cba4b5b13947b3a1'
     monkeypatch.setitem(toy['documents'].__globals__, 'FIRST', 30)
     monkeypatch.setitem(toy['documents'].__globals__, 'PIECE', 20)
-    assert digest(toy['documents']('train', 75, 6, set())) == 'd15063cef85fd48c'
+    assert digest(toy['documents']('train', 75, 5, set())) == 'd15063cef85fd48c'
 
 
 def test_the_splits_share_nothing(tmp_path, monkeypatch):
@@ -359,15 +341,15 @@ def test_the_splits_share_nothing(tmp_path, monkeypatch):
         share = (len(raw) - n) / len(raw)       # little text: all of it
         assert share == pytest.approx(0.1, abs=0.01) or split == 'val' and share < 0.1
     assert not sets['train'][0] & sets['val'][0] and not sets['train'][1] & sets['val'][1]
-    loader = Rows(tmp_path, 1, 256)
-    (tokens, _), (targets, _), (marks, of_last) = windows(loader, [3, len(loader) - 1])
+    loader = Loader(tmp_path, 1, 256, 'val')
+    (tokens, _), (targets, _), (marks, of_last) = windows(loader, [3, loader.n_windows[0] - 1])
     assert tokens[0] == 256 and tokens[64] == 256                 # whole documents
     at = int(np.argmax(marks >= BEGINS))
     assert marks[at] > BEGINS + 1 and chr(targets[at]).isalnum()
     assert of_last.tolist() == [BEGINS + 1] * 256               # of text every byte is an answer
     before = contents(tmp_path)
     with pytest.raises(SystemExit, match='another dataset'):
-        toy['main'](['--documents=800', '--depths=2', f'--out={tmp_path}'])
+        toy['main'](['--documents=800', '--aliases=0-1', f'--out={tmp_path}'])
     assert contents(tmp_path) == before
 
 
@@ -382,9 +364,8 @@ def text_of(folder, split):
 
 def shards_of(folder, split):
     "The tokens of each shard."
-    loader = Rows(folder, 1, 8, split)
-    [dataset] = loader.datasets
-    return [dataset.shard(s)['.bin'] for s in range(len(dataset.about['shards']))]
+    [dataset] = Loader(folder, 1, 8, split).datasets
+    return [shard_of(dataset, s)['.bin'] for s in range(len(dataset.about['shards']))]
 
 
 def test_a_folder_of_documents_of_every_kind(tmp_path):
@@ -402,7 +383,7 @@ def test_a_folder_of_documents_of_every_kind(tmp_path):
     assert 'one file' in val and 'row 8 ' in val        # every tenth
     assert 'row 7 ' in train and 'parquet 3 ' in train
     assert (train + val).count('like a pattern') == 1 and (train + val).count('row 0 ') == 9
-    assert {*Rows(tmp_path / 'd', 1, 8).kinds} == {'text'}
+    assert Loader(tmp_path / 'd', 1, 8).kinds == ['text']
 
 
 def test_a_mixture_by_an_option(tmp_path):
@@ -412,9 +393,9 @@ def test_a_mixture_by_an_option(tmp_path):
         text_script['main']([*command, '--mix=puzzles:0.1'])
     toy['main'](['--documents=50', '--text=0', f'--out={tmp_path / "both/puzzles"}'])
     text_script['main']([*command, '--mix=puzzles:0.1'])
-    loader = Rows(tmp_path / 'both', 4, 64, 'train')
+    loader = Loader(tmp_path / 'both', 4, 64)
     assert [each.folder.name for each in loader.datasets] == ['text', 'puzzles']
-    assert loader.quota == [900, 100]
+    assert loader.quota.tolist() == [900, 100]
 
 
 @pytest.mark.parametrize('row, found', [
@@ -456,7 +437,7 @@ def test_much_text_is_read_in_parts_and_goes_on(tmp_path, monkeypatch):
     text_script['main'](command)
     shards = [shards_of(tmp_path / 'd', split) for split in ('train', 'val')]
     assert [*map(len, shards)] == [5, 1]
-    loader, firsts = Rows(tmp_path / 'd', 1, 8, 'train'), shards[0]
+    loader, firsts = Loader(tmp_path / 'd', 1, 8), shards[0]
     ends = np.cumsum([(len(tokens) - 1) // 8 for tokens in firsts])     # windows are in one shard
     assert windows(loader, ends[:-1])[0].tolist() == [list(tokens[:8]) for tokens in firsts[1:]]
     for validates, name in ((False, 'train'), (True, 'val')):   # copies stay together
@@ -611,8 +592,8 @@ def test_a_mixture_goes_on_to_more_tokens_and_is_left_as_it_is(source, made, tmp
 
 
 @pytest.mark.parametrize('changes, error', [
-    (dict(dtype='object'), AssertionError), (dict(dtype='float16'), AssertionError),
-    (dict(shards=[dict(file='x.bin', tokens=0, sha256={'.bin': ''})]), AssertionError),
+    (dict(dtype='object'), Refused), (dict(dtype='float16'), Refused),
+    (dict(shards=[dict(file='x.bin', tokens=0, sha256={'.bin': ''})]), Refused),
     (dict(shards=[dict(file='../x.bin', tokens=50, sha256={'.bin': ''})]), OSError)])
 def test_what_a_dataset_says_of_itself_is_not_believed(data, changes, error):
     "A dtype of objects would have a stranger's bytes followed as pointers."
@@ -620,7 +601,7 @@ def test_what_a_dataset_says_of_itself_is_not_believed(data, changes, error):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     (data.parent / 'x.bin').write_bytes(bytes(100))
     with pytest.raises(error):
-        Rows(data, 1, 8, 'train').batch(0)
+        Loader(data, 1, 8).batch(0)
 
 
 def test_names_of_a_puzzle_are_letters_where_they_suffice_and_aliases_another_matching():
@@ -670,7 +651,7 @@ def test_rows_of_others_begin_as_a_text_does(gemma, tiny, tmp_path):
     "The tokens that begin a text count in no loss, and a row that has them keeps its length."
     write_noise(tmp_path / 'noise', [])
     subject = Subject(gemma[0], Asked(data=str(tmp_path / 'noise'), batches=2, device='cpu'))
-    plain = Rows(tmp_path / 'noise', 4, 511)
+    plain = Loader(tmp_path / 'noise', 4, 511, 'val')
     losses = []
     for step in range(2):
         tokens, targets, _ = plain.batch(step)
@@ -679,24 +660,8 @@ def test_rows_of_others_begin_as_a_text_does(gemma, tiny, tmp_path):
         losses.append(torch.nn.functional.cross_entropy(logits[:, 1:].transpose(1, 2), targets))
     assert subject.scores(Way())['loss'].mean == pytest.approx(np.mean(losses), rel=1e-5)
     write_dataset(tmp_path / 'own', 'val', 'bytes', [256, 1, 2, 3, 4, 5, 6, 7, 8])
-    tokens, targets, _ = Rows(tmp_path / 'own', 2, 4, starts=[256]).batch(0)
+    tokens, targets, _ = Loader(tmp_path / 'own', 2, 4, 'val', starts=[256]).batch(0)
     assert {(*t, *y) for t, y in zip(tokens.tolist(), targets.tolist())} == {
         (256, 1, 2, 3, 0, 1, 2, 3, 4, -1), (256, 4, 5, 6, 7, -1, 5, 6, 7, 8)}
     ours = save_run(tmp_path / 'ours', tiny(n_layer=2), data=tmp_path / 'own')
     assert scoring.starts_of(ours) == [] and scoring.starts_of(gemma[0]) == [256]
-
-
-@pytest.mark.parametrize('order, second', [('ab', [2, 3, 130, 131]), ('ba', [3, 1, 131, 129])])
-def test_marks_go_by_name_where_datasets_number_them_otherwise(tmp_path, order, second):
-    write_noise(tmp_path / 'a', ['copy', 'chain'])
-    write_noise(tmp_path / 'b', ['chain', 'new'])
-    loader = Rows([tmp_path / name for name in order], 4, 16)
-    assert loader.datasets[1].new_marks[[1, 2, 129, 130]].tolist() == second
-    counted, wanted = Counter(), Counter()
-    for d, _, window in zip(*loader.places(np.arange(48))):
-        marks = loader.datasets[d].shard(0)['.marks'][window * 16 + 1:window * 16 + 17]
-        wanted.update(loader.datasets[d].about['kinds'][mark % 128 - 1] for mark in marks.tolist())
-    for step in range(12):
-        counted.update(loader.kinds[mark % 128 - 1]
-                       for mark in loader.batch(step)[2].flatten().tolist())
-    assert counted == wanted and {*counted} == {*loader.kinds}

@@ -1,6 +1,8 @@
 "grow.py: which layer a grown one is a copy of, and that growing is untied looping."
 import copy
+import json
 
+import numpy as np
 import pytest
 import torch
 from conftest import same
@@ -8,7 +10,9 @@ from conftest import same
 from nanodepth.commands.cost import empty, planned
 from nanodepth.grow import double, growth_plan, lidas, midas, prop_schedule, stack, untie
 from nanodepth.model import Refused
-from nanodepth.train import Config, make_optimizers, read, stages
+from nanodepth.common.options import read
+from nanodepth.training.optimizers import make_optimizers
+from nanodepth.training.plan import Config, stages
 
 
 def test_origins_of_the_papers_stages():
@@ -96,6 +100,8 @@ def test_schedules_by_hand():
     with pytest.raises(Refused,
                        match='double from 3 layers does not reach n_layer=8, but 3, 6, 12'):
         growth_plan('double', 8, 3, 100)
+    [_, (_, order, _)] = growth_plan(lambda n, block: np.r_[0:n, 0:block], 4, 2, 9)
+    assert json.dumps(order) == '[0, 1, 0, 1]'          # numpy's numbers are whole numbers
     for wrong in (lambda n, block: [*range(n)], lambda n, block: [*range(n + block)]):
         with pytest.raises(AssertionError):     # it does not grow; it copies what is not there
             growth_plan(wrong, 8, 2, 100)

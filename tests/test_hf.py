@@ -4,8 +4,9 @@ families, and loops of them: test_windows.py.
 import builtins
 import json
 import math
+import os
 import random
-from pathlib import Path
+import signal
 
 import pytest
 import test_data
@@ -121,7 +122,7 @@ def test_what_we_write_transformers_reads(tmp_path, tiny, name):
     again = load_model(tmp_path / 'x')
     assert close(logits(again, tokens), logits(model, tokens))
     assert again.order == [*range(len(model.order))]
-    with pytest.raises(Refused, match='holds config.json already, and a model'):
+    with pytest.raises(Refused, match='is there already, and a model'):
         save_hf(model, tmp_path / 'x')
 
 
@@ -273,13 +274,14 @@ def test_a_folder_of_theirs_opens_and_computes_what_the_format_means(raven):
     missing, left = theirs.load_state_dict(load_file(raven / 'model.safetensors'), strict=False)
     assert (missing, left) == ([], ['freqs_cis'])
     tokens = torch.randint(50, (2, 12), generator=torch.Generator().manual_seed(1))
-    state = core.first_state(torch.zeros(2, 12, 32))
+    state = core.first_state(torch.zeros(2, 12, 32), 0)
     assert state.abs().max() <= 3 * 0.0087039 and state.std() > 0.007
     theirs.first_state = lambda e, positions: state
     for r in (1, 2, 5):
-        assert torch.allclose(model(tokens, r=r), theirs(tokens, num_steps=r).logits, atol=1e-5)
+        core.r = r
+        assert torch.allclose(model(tokens), theirs(tokens, num_steps=r).logits, atol=1e-5)
     last = theirs(tokens, num_steps=5, logits_to_keep=3).logits
-    assert torch.allclose(model(tokens, r=5)[:, -3:], last, atol=1e-5)
+    assert torch.allclose(model(tokens)[:, -3:], last, atol=1e-5)
 
 
 def test_what_a_folder_of_theirs_leaves_out_stands_for_what_they_published(raven):
@@ -345,13 +347,14 @@ def test_transformers_opens_ours_by_the_code_in_the_folder(tiny, tmp_path, name)
     again = load_model(tmp_path / 'out')
     assert (core_of(again).r, core_of(again).backprop_depth) == (3, 5)
     with torch.no_grad():
-        for r in (1, 3, 5):
-            want = model(tokens, r=r)
+        for r in (1, 5, 3):
+            core_of(model).r = core_of(again).r = r
+            want = model(tokens)
             assert torch.allclose(theirs(tokens, num_steps=r).logits, want, atol=1e-5)
-            assert torch.allclose(again(tokens, r=r), want, atol=1e-5)
+            assert torch.allclose(again(tokens), want, atol=1e-5)
             said = theirs.generate(tokens, max_new_tokens=8, do_sample=False, num_steps=r,
                                    attention_mask=torch.ones_like(tokens))
-            assert torch.equal(said, model.generate(tokens, 8, temperature=0, r=r))
+            assert torch.equal(said, model.generate(tokens, 8, temperature=0))
         # what transformers calls its cache from 5.24 on is the cache, and nothing else is swallowed
         for name in ('past_key_values', 'cache'):
             cache = transformers.DynamicCache()
@@ -373,7 +376,8 @@ def test_transformers_opens_ours_by_the_code_in_the_folder(tiny, tmp_path, name)
 
 
 def test_an_export_that_is_another_model_is_none(tiny, tmp_path, capsys, monkeypatch):
-    "Opened again it has other logits, or its code writes other text in some version of theirs."
+    """Opened again it has other logits, or its code writes other text in some version of theirs. It
+    leaves nothing, and neither does one that is killed."""
     core = save_run(tmp_path / 'core', surgery(tiny(vocab_size=257, n_layer=5), '1-2-1',
                                                inject='authors'))
     run = save_run(tmp_path / 'run', tiny(vocab_size=257))
@@ -383,14 +387,18 @@ def test_an_export_that_is_another_model_is_none(tiny, tmp_path, capsys, monkeyp
     monkeypatch.setattr(transformers.GenerationMixin, 'generate',
                         lambda self, *args, **how: generate(self, *args, **how).flip(1))
 
-    def damaged(*args, **how):
-        save_hf(*args, **how)
-        edit(tmp_path / 'run-bad/config.json', rms_norm_eps=1e-3)
+    def damaged(model, folder, **how):
+        save_hf(model, folder, **how)
+        edit(folder / 'config.json', rms_norm_eps=1e-3)
     monkeypatch.setattr(export, 'save_hf', damaged)
     for parent, words in ((core, 'writes other text'), (run, 'it is another model')):
         assert words in refused(capsys, 'export', parent, f'{parent}-bad')
-        assert not Path(f'{parent}-bad/config.json').exists()
-        assert Path(f'{parent}-good/config.json').exists()
+    monkeypatch.setattr(export, 'save_hf', save_hf)
+    monkeypatch.setattr(export, 'compare', lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(SystemExit):
+        nanodepth('export', [run, f'{run}-bad'])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['core', 'core-good', 'run',
+                                                                'run-good']
 
 
 @pytest.mark.parametrize('name', ['gemma3_text', 'mistral'])
@@ -415,7 +423,6 @@ def test_an_exported_folder_has_its_order_its_words_and_its_licence(tmp_path, ti
     with safe_open(tmp_path / 'out/model.safetensors', 'pt') as file:
         assert file.metadata() == dict(format='pt', parent='in',
                                        order='0 1 2 1 2 3')
-    assert not (tmp_path / 'out/lock').exists() and load_model(tmp_path / 'out')
     words = transformers.AutoTokenizer.from_pretrained(tmp_path / 'out')
     assert words.chat_template == '{{ messages[0].content }}'
     assert json.loads((tmp_path / 'out/config.json').read_text())['eos_token_id'] == 256

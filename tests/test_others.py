@@ -1,8 +1,8 @@
 """Files of somebody else, in a folder that a command writes into: a line before the work, and they
 stay as they were.
 
-Each row is a command, and what stands in its way: any file in a model's folder; in that of a run or
-a dataset, a file that would be written over or read with it.
+Each row is a command, and what stands in its way: any file in a model's folder; in that of a
+dataset, a file that would be written over or read with it.
 """
 import runpy
 
@@ -15,10 +15,6 @@ from nanodepth.common.errors import refusals
 COMMANDS = [
     ('export', ['{run}', '{out}'], ['README.md', 'model.safetensors', 'lock']),
     ('cut', ['{run}', '1-1-1', '--out={out}'], ['notes.txt', 'tokenizer.json']),
-    ('train', ['--data={data}', '--out_dir={out}', '--n_layer=2', '--device=cpu'],
-     ['config.json', 'log.jsonl', 'ckpt-4.pt', 'tokenizer.json', 'chat_template.jinja']),
-    ('train', ['--data={data}', '--out_dir={out}', '--n_layer=2', '--device=cpu', '--resume=false'],
-     ['log.jsonl', 'train.json']),
     ('prepare', ['{text}', '--out={out}'],
      ['train.json', 'val.json', 'val_000.bin', 'train_000.mask', 'ckpt.pt', 'mixture.json'])]
 MINE = 'three weeks of notes'

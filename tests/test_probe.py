@@ -9,7 +9,7 @@ from nanodepth.probe import block_similarity, depth_score, future_effects, resid
 from nanodepth.model import Refused
 from nanodepth.retrofit import surgery
 from nanodepth.wrapper import looped
-from nanodepth.text.loader import Rows
+from nanodepth.training.loader import Loader
 from nanodepth.scoring import lens as lens_file
 from nanodepth.scoring.lens import TunedLens, exit_at, quality, train_lens
 
@@ -168,7 +168,7 @@ def test_where_there_is_no_one_effect_of_a_layer(tiny):
     for look in (depth_score, future_effects, residual_norms):
         with looped(model, (1, 2)), pytest.raises(Refused, match='no one update of them'):
             look(model, t)
-    with pytest.raises(Refused, match='behind an adapter .* no contribution to take out'):
+    with pytest.raises(Refused, match='after an adapter .* is no sum of updates'):
         future_effects(recurrent, t, propagate=False)
     for look in (depth_score, future_effects):
         with pytest.raises(Refused, match='begins with fresh noise'):
@@ -205,7 +205,7 @@ def test_before_training_it_is_the_logit_lens_and_the_last_depth_is_the_model(lo
 @torch.enable_grad()
 def test_one_depth_at_a_time_is_all_at_once(looped_model, data):
     "Against the sum of all depths' divergences in one backward pass; the model stays as it is."
-    lens, loader = TunedLens(5, 32), Rows(data, 8, 16, 'train')
+    lens, loader = TunedLens(5, 32), Loader(data, 8, 16)
     with restored(looped_model):
         trained = train_lens(looped_model, loader, 3, lr=1e-2)
     optimizer = torch.optim.Adam(lens.parameters(), lr=1e-2)

@@ -14,7 +14,7 @@ from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import probe as page
 from nanodepth.report.tables import read_csv
 from nanodepth.retrofit import surgery
-from nanodepth.text.loader import Rows
+from nanodepth.training.loader import Loader
 
 FEW = ['--count=4', '--length=10', '--n=6', '--batches=1', '--lens_steps=3', '--tasks=toy_assign/1',
        '--device=cpu']
@@ -31,14 +31,14 @@ def test_one_command_one_page(tiny, data, tmp_path, capsys, monkeypatch):
         assert (out / f'{name}.png').exists() and f'src="{name}.png"' in html
         assert page.TEXTS[name]['title'].replace("'", '&#x27;') in html
         rows = read_csv(out / f'{name}.csv')
-        missing = dict(swap='cut', skip='cut', reverse='cut', passes='plain').get(name)
+        missing = 'cut' if name in ('swap', 'skip', 'reverse') else None
         assert {row['run'] for row in rows} == {'plain', 'loop', 'cut'} - {missing}
     assert 'loop: 4 layers deep, 2 of their own (2x2); looked at with' in html
     assert 'cut is not in swap' in html
     assert 'cut: 6 layers deep' in said
     assert page.Options(models=[]).dtype == 'float32'       # whatever the weights were published in
     score = {row['run']: float(row['score']) for row in read_csv(out / 'depth_score.csv')}
-    tokens = Rows(data, 4, 16, seed=1).batch(0)[0][:4, :10]
+    tokens = Loader(data, 4, 16, 'val', seed=1).batch(0)[0][:4, :10]
     assert score['plain'] == pytest.approx(probe.depth_score(model, tokens)[0], rel=1e-5)
     # what is noted is not measured again, and another probe beside it is
     monkeypatch.setattr(probe, 'depth_score', None)
@@ -59,46 +59,6 @@ def test_each_map_is_what_its_title_says(tiny):
         here = [row for row in rows if row['setting'] == setting]
         assert len(here) == 6
         assert all(row['change'] == wanted[row['erased'], row['observed']] for row in here)
-
-
-def test_passes_by_hand(tiny):
-    "Each pass as a model of its own, token by token."
-    plain, loop = tiny(), tiny(order=[0, 1, 2, 1, 2, 1, 2, 3])
-    tokens = torch.randint(50, (3, 9), generator=torch.Generator().manual_seed(1))
-    targets = tokens.roll(-1, dims=1)
-    targets[:, ::3] = -1                    # these nobody can know
-    core = surgery(plain, '1-2-1', r=3)
-    torch.nn.init.normal_(core.adapter.weight, std=0.2)
-    for model, how, bare in ((core, lambda k: dict(r=k), lambda k: dict(r=k)),
-                             (loop, lambda k: dict(order=[0, *[1, 2] * k, 3]),
-                              lambda k: dict(order=[0, *[1, 2] * k]))):
-        rows = [place | numbers for place, numbers in page.passes(
-            SimpleNamespace(model=model, tokens=tokens, targets=targets))]
-        with torch.no_grad():
-            said = [model(tokens, **how(k))[:, :-1].argmax(-1).flatten().tolist()
-                    for k in (1, 2, 3)]
-        right = targets[:, :-1].flatten().tolist()
-        n = len(right)
-        for k, row in enumerate(rows[:3]):
-            assert row['reading'] == 'through the coda' and row['pass'] == k + 1
-            assert row['right (%)'] == pytest.approx(
-                100 * sum(a == b for a, b in zip(said[k], right)) / (n - right.count(-1)))
-            assert row['settled (%)'] == pytest.approx(100 * sum(
-                all(later[i] == said[2][i] for later in said[k:]) for i in range(n)) / n)
-            if k:
-                assert row['changed (%)'] == pytest.approx(
-                    100 * sum(a != b for a, b in zip(said[k], said[k - 1])) / n)
-        core.order = core.order[:2]     # straight: the head reads the stream that leaves the core
-        with torch.no_grad():
-            said = [model(tokens, **bare(k))[:, :-1].argmax(-1) for k in (1, 2, 3)]
-        known = targets[:, :-1] != -1
-        for row, here in zip(rows[3:], said, strict=True):
-            assert row['right (%)'] == pytest.approx(
-                100 * (here == tokens[:, 1:])[known].float().mean().item())
-            assert row['as at the end (%)'] == pytest.approx(
-                100 * (here == said[2]).float().mean().item())
-    with pytest.raises(page.NotHere, match='no block of layers several times'):
-        page.passes(SimpleNamespace(model=plain, tokens=tokens, targets=targets))
 
 
 def test_a_lens_is_trained_on_rows_that_no_probe_looks_at(data, tiny, tmp_path, monkeypatch):

@@ -9,10 +9,9 @@ from conftest import ROOT, save_run, write_noise
 
 from nanodepth.models import checkpoint
 from nanodepth.models.hf import save_hf
-from nanodepth.scoring.measure import measure
 from nanodepth.scoring.rows import Asked, Subject
 from nanodepth.scoring.way import Way
-from nanodepth.text.loader import Rows
+from nanodepth.training.loader import Loader
 
 pytest.importorskip('lm_eval')
 LINES = {
@@ -94,7 +93,7 @@ def test_each_row_is_a_unit_of_a_loss_and_counts_once(kinds, length, rows, tiny,
     run = save_run(tmp_path / 'run', tiny(vocab_size=257, context=64), tmp_path / 'noise')
     subject = Subject(run, Asked(batches=3, device='cpu'))
     score = subject.scores(Way())['loss']
-    val = Rows(tmp_path / 'noise', 4, 16)
+    val = Loader(tmp_path / 'noise', 4, 16, 'val')
     by_hand = {}
     for step in range(3):
         for tokens, targets, _ in zip(*val.batch(step)):
@@ -102,4 +101,3 @@ def test_each_row_is_a_unit_of_a_loss_and_counts_once(kinds, length, rows, tiny,
                 by_hand[tuple(tokens.tolist())] = subject.model(tokens[None], targets[None]).item()
     assert score.answers == pytest.approx([*by_hand.values()], rel=1e-5) and len(by_hand) == rows
     assert score.mean == pytest.approx(sum(by_hand.values()) / rows, rel=1e-5)
-    assert measure(subject.model, val, 3)[0] == pytest.approx(score.mean, rel=1e-6)

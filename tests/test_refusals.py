@@ -13,11 +13,8 @@ from nanodepth.scoring import lm_eval_scores as harness
 lm_eval = pytest.importorskip('lm_eval')
 TRAIN = ['train', '--data={data}', '--out_dir={out}', '--device=cpu']
 REFUSALS = [
-    ([*TRAIN, '--data=data/toi'], 'No such file or directory (data/toi/train.json)'),
+    ([*TRAIN, '--data=data/toi'], 'there is no data in data/toi: its prepare.py makes train.json'),
     ([*TRAIN, '--dry_run', '--data=data/toi'], 'vocab_size is unknown'),
-    ([*TRAIN, '--grow=lidas', '--grow_block=1', '--n_layer=8', '--steps=25', '--warmup_steps=0',
-      '--decay_steps=5'], '20 steps before the decay are too few for 8 stages'),
-    ([*TRAIN, '--loop=2x2'], "the loop 2x2 has 2 unique layers, but the model has 8"),
     (['cut', '{run}', '1-1', '--out={out}'], 'the shape 1-1 is not three numbers'),
     (['cut', '{run}', '1-1-1', '--out={out}', '--layers=0/9/1'], 'has the layers 0 to 3'),
     (['evaluate', '{run}'], 'does not say what it was trained on'),

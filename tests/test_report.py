@@ -8,11 +8,13 @@ from collections import Counter
 
 import pytest
 from conftest import refused, save_run
+from matplotlib.figure import Figure
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.report import logs as report_runs, plot, tables
 from nanodepth.report.tables import change_in_words, p_value
 from nanodepth.train import train
+from nanodepth.training.picture import draw
 
 
 def test_sample_goes_on_is_seeded_and_loops(tmp_path, tiny, capsys):
@@ -41,6 +43,26 @@ def test_one_picture_of_one_run_and_one_of_two(config, tmp_path, capsys, picture
     nanodepth('plot', [str(run), str(other)])
     assert (run / 'curves.png').stat().st_size > 10_000
     assert f'there is no {tmp_path}/log.jsonl' in refused(capsys, 'plot', tmp_path)
+
+
+def test_a_picture_has_a_row_for_each_run_and_a_curve_for_each_kind_where_it_was_measured(
+        tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(Figure, 'savefig',
+                        lambda self, path, **_: drawn.append(self) or path.write_bytes(b'PNG'))
+    log = [dict(step=step, loss=2.0, val_loss=3.0, depth=4,
+                kinds={kind: dict(accuracy=share, loss=1.0) for kind, share in kinds.items()})
+           for step, kinds in ((0, dict(gone=0.1)), (10, dict(gone=0.2, late=0.5, text=0.0)),
+                               (20, dict(late=1.0, text=0.0)))]
+    other = [dict(step=0, val_loss=3.0, kinds={}, depth=2),
+             dict(step=8, loss=2.5, grown={}, depth=4)]
+    draw(dict(one=log, two=other), tmp_path / 'loss.png')
+    left, right, other_left, other_right = drawn[0].axes
+    curves = [[list(curve.get_xdata()) for curve in axes.get_lines()] for axes in drawn[0].axes]
+    assert curves == [[[0, 10, 20], [0, 10, 20], [10, 20], [0, 0]], [[0, 10], [10, 20], [0, 0]],
+                      [[8], [0], [0, 0], [8, 8]], [[0, 0], [8, 8]]]     # a place has two ends
+    assert [axes.get_title() for axes in drawn[0].axes] == ['one', '', 'two', '']
+    assert [text.get_text() for text in right.texts] == ['gone ', 'late ', ' 4 layers']
 
 
 def line(step, layers, accuracy, loss=1.0):
@@ -80,7 +102,7 @@ def test_runs_side_by_side_by_hand(tmp_path):
             (seeded(tmp_path / f'{name}-{seed + 3}', seed + 3) / 'log.jsonl').write_text(
                 '\n'.join(map(json.dumps, log)))
     nanodepth('plot', [*map(str, sorted(tmp_path.iterdir())), f'--out={tmp_path / "toys.png"}'])
-    both, one = (plot.draw_runs(groups, only) for only in (None, ['look']))
+    both, one = (plot.draw_runs(groups, kinds) for kinds in (['loss', 'look'], ['look']))
     assert one.axes[0].get_ylabel() == both.axes[2].get_ylabel() == 'look: % right'
     last = [row.split(',') for row in (tmp_path / 'toys.csv').read_text().splitlines()[-2:]]
     assert [(row[0], row[1], row[-1]) for row in last] == [('grown', '3', '1.0'),
@@ -91,7 +113,7 @@ def test_what_training_costs_is_that_of_the_first_seed_and_a_partner_is_dashed()
     groups = {run: [[dict(step=step, flops=10 * step + seed, depth=1, val_loss=5.0 - step,
                           kinds=dict(x=dict(accuracy=0.5))) for step in range(1, 6 - seed)]
                     for seed in range(seeds)] for run, seeds in (('a', 2), ('less', 1))}
-    fig = plot.draw_costs(groups, ['flops'], dict(a='a', less='a'))
+    fig = plot.draw_runs(groups, ['loss', 'x'], ['flops'], dict(a='a', less='a'))
     mean, partner = fig.axes[0].lines           # step 5 is not of both seeds
     assert mean.get_xdata().tolist() == [10, 20, 30, 40] and mean.get_linestyle() == '-'
     assert partner.get_linestyle() == '--' and partner.get_color() == mean.get_color()

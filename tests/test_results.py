@@ -52,8 +52,8 @@ section = 'growing'
 claim = 'a is above b'
 paper = 'x'
 table = 'depth'
-measure = 'depth 4'
-beside = 'depth 4 right'
+measure = 'aliases 4'
+beside = 'aliases 4 right'
 unit = 'answers'
 a = {run = 'lidas', way = 'ordinary'}
 b = {run = 'baseline', way = 'ordinary'}
@@ -64,9 +64,9 @@ primary = true
 name = 'words'
 table = 'depth'
 head = ['idea', 'seen']
-lines = [['looping', "{run = 'lidas', way = 'looped', measure = 'depth 4 right'}%"],
-    ['cells', """{run = 'lidas', way = 'ordinary', measure = 'depth 4 right', round = true}, \\
-      {run = 'lidas', way = 'looped', measure = 'depth 4', less = {way = 'ordinary'}}, \\
+lines = [['looping', "{run = 'lidas', way = 'looped', measure = 'aliases 4 right'}%"],
+    ['cells', """{run = 'lidas', way = 'ordinary', measure = 'aliases 4 right', round = true}, \\
+      {run = 'lidas', way = 'looped', measure = 'aliases 4', less = {way = 'ordinary'}}, \\
       {run = 'lidas', way = 'ordinary', measure = 'text', share_of = {run = 'baseline'}}"""]]
 '''
 FRAME = '''Before
@@ -82,7 +82,7 @@ between
 def folder(tmp_path):
     rows = [dict(seed=seed, run=run, way=way, added=0,
                  text=(2.0 + seed / 100) * (2 if run == 'baseline' else 1),
-                 **{'depth 4': value + seed * 0.1 + (way == 'looped'), 'depth 4 right': 0.5})
+                 **{'aliases 4': value + seed * 0.1 + (way == 'looped'), 'aliases 4 right': 0.5})
             for seed in range(5) for run, value in (('lidas', -0.5), ('baseline', -1.0 - seed / 50))
             for way in ('ordinary', 'looped')]
     rows.append(rows[0] | dict(seed=5))         # of a sixth seed there is no other row
@@ -105,14 +105,14 @@ def test_tables_by_hand(folder):
 
 def test_a_difference_of_differences(folder):
     rows = read_rows(folder / 'depth.csv')
-    claim = dict(measure='depth 4', unit='answers', a=dict(run='lidas', way='looped'),
+    claim = dict(measure='aliases 4', unit='answers', a=dict(run='lidas', way='looped'),
                  less_a=dict(run='lidas', way='ordinary'), b=dict(run='baseline', way='looped'),
                  less_b=dict(run='baseline', way='ordinary'), part_b=0.5, shift_b=-0.25)
     found = check.contrast(claim, rows)         # part and shift: a margin
     assert found.n == 5
     assert (found.a, found.b) == (pytest.approx([1] * 5), pytest.approx([0.25] * 5))
     with pytest.raises(AssertionError, match='several rows of one seed'):
-        check.values_of(rows, dict(run='lidas'), 'depth 4')
+        check.values_of(rows, dict(run='lidas'), 'aliases 4')
     # of rows that a side describes, those in which the measure has a number, and 0 is one
     rows = [dict(seed=seed, added=float(seed == 3), loss=loss)
             for seed, loss in enumerate((1.5, '', 0.0, 2.0))]

@@ -25,6 +25,13 @@ LLAMA = dict(vocab_size=128256, n_layer=16, n_embd=2048, n_head=32, n_kv_head=8,
              context=1024, tie_embeddings=False)
 
 
+def at(model, r, backprop_depth=None):
+    "The model, whose core runs r times from now on."
+    core_of(model).r = r
+    core_of(model).backprop_depth = backprop_depth or core_of(model).backprop_depth
+    return model
+
+
 @pytest.fixture
 def tokens():
     return torch.randint(50, (2, 12), generator=torch.Generator().manual_seed(1))
@@ -59,10 +66,12 @@ def test_the_authors_start(tiny, tokens):
     model = surgery(tiny(n_layer=6), '2-2-2', inject='authors', start='authors')
     assert 0.9 / 8 < model.adapter.weight.abs().max() <= 1 / 8          # 1 / sqrt(2 * 32)
     e = torch.zeros(64, 16, 32)
-    for generator in (None, torch.Generator().manual_seed(1)):
-        s = core_of(model).first_state(e, 0, generator)
+    for seeds in ([], range(64)):
+        core_of(model).generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        s = core_of(model).first_state(e, 0)
         assert s.std() == pytest.approx(0.0087039 * 0.9866, rel=0.05)   # of a normal cut at 3
         assert s.abs().max() <= 3 * 0.0087039
+    core_of(model).generators = None
     first = model(tokens)
     assert torch.equal(first, model(tokens))
 
@@ -72,12 +81,12 @@ def test_our_ledger(tiny):
     the adapter counts."""
     parent = tiny(n_layer=6)
     model = surgery(parent, '2-2-2', inject='add')
-    assert model.flops_per_token(r=3) == parent.flops_per_token([0, 1] + [2, 3] * 3 + [4, 5])
+    assert at(model, 3).flops_per_token() == parent.flops_per_token([0, 1] + [2, 3] * 3 + [4, 5])
     once = parent.flops_per_token([2, 3]) - parent.flops_per_token([])
-    assert model.flops_per_token(r=5, backprop_depth=2) == parent.flops_per_token([0, 1, 4,
+    linear = surgery(parent, '2-2-2', inject='linear', r=3)
+    assert linear.flops_per_token() - model.flops_per_token() == 3 * 6 * 2 * 32 * 32
+    assert at(model, 5, 2).flops_per_token() == parent.flops_per_token([0, 1, 4,
             5]) + 2 * once + 3 * once // 3
-    linear = surgery(parent, '2-2-2', inject='linear')
-    assert linear.flops_per_token(r=3) - model.flops_per_token(r=3) == 3 * 6 * 2 * 32 * 32
 
 
 @pytest.mark.parametrize('fields', [dict(tie_embeddings=False, n_kv_head=2, qk_norm=True),
@@ -85,17 +94,17 @@ def test_our_ledger(tiny):
 def test_with_one_recurrence_and_an_identity_start_it_is_its_parent(tiny, tokens, fields):
     parent = tiny(n_layer=6, **fields)
     for r in [1] if parent.config.ln_scaling else [1, 3]:       # LN-scaling sees the depth
-        assert torch.equal(surgery(parent, '2-2-2')(tokens, r=r), parent(tokens))
-    add = surgery(parent, '2-2-2', inject='add', state_std=0)
-    assert torch.equal(add(tokens, r=1), parent(tokens))
+        assert torch.equal(surgery(parent, '2-2-2', r=r)(tokens), parent(tokens))
+    add = surgery(parent, '2-2-2', inject='add', state_std=0, r=1)
+    assert torch.equal(add(tokens), parent(tokens))
 
 
 def slowly(model, tokens, r, most):
     "Logits by the paper's equations. Only the last recurrences are learned from."
     prelude, core, coda = parts_of(model)
     e = model.run(model.embed(tokens), prelude)
-    s = core_of(model).first_state(e)
-    torch.testing.assert_close(recurrent_by_hand(model, tokens, r, s), model(tokens, r=r))
+    s = core_of(model).first_state(e, 0)
+    torch.testing.assert_close(recurrent_by_hand(model, tokens, r, s), model(tokens))
     for k in range(r):
         s = model.run(model.adapter(torch.cat((s, e), -1)), core)
         if k < r - most:        # neither through the state nor through e
@@ -112,11 +121,11 @@ def gradients(model, loss):
 @pytest.mark.parametrize('inject', ['linear', 'add'])
 @pytest.mark.parametrize('r, most', [(3, 8), (5, 5), (5, 2), (4, 1)])
 def test_logits_and_gradients_are_those_of_a_detached_reference(tiny, tokens, inject, r, most):
-    model = surgery(tiny(n_layer=6), '2-2-2', inject=inject, backprop_depth=most)
+    model = surgery(tiny(n_layer=6), '2-2-2', inject=inject, r=r, backprop_depth=most)
     logits = slowly(model, tokens, r, most)
-    torch.testing.assert_close(model(tokens, r=r), logits, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(model(tokens), logits, rtol=1e-4, atol=1e-5)
     expected = gradients(model, F.cross_entropy(logits.flatten(0, 1), tokens.flatten()))
-    found = gradients(model, model(tokens, tokens, r=r))
+    found = gradients(model, model(tokens, tokens))
     assert found.keys() == expected.keys() == {n for n, _ in model.named_parameters()}
     for name in found:
         torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-6)
@@ -124,14 +133,14 @@ def test_logits_and_gradients_are_those_of_a_detached_reference(tiny, tokens, in
 
 @pytest.mark.parametrize('half', [False, True])
 def test_recurrences_that_are_computed_anew_give_the_same_gradients_from_less_memory(tiny, half):
-    model = surgery(tiny(n_layer=6, ln_scaling=half), '2-2-2', backprop_depth=9)
+    model = surgery(tiny(n_layer=6, ln_scaling=half), '2-2-2', r=8, backprop_depth=9)
     tokens, found, memory = torch.arange(24).view(2, 12) % 32, [], []
     for core_of(model).recompute in (False, True):
         kept = {}
         with (torch.autograd.graph.saved_tensors_hooks(
                 lambda t: kept.update({t.data_ptr(): t.nbytes}) or t, lambda t: t),
               torch.autocast('cpu', torch.bfloat16, enabled=half)):
-            loss = model(tokens, tokens, r=8)
+            loss = model(tokens, tokens)
         found.append(gradients(model, loss))
         memory.append(sum(kept.values()))
     assert same(*found) and memory[1] < memory[0] / 3
@@ -143,7 +152,7 @@ def test_under_autocast_every_weight_has_its_gradient(tiny, tokens):
     found = []
     for cached in (True, False):
         with torch.autocast('cpu', torch.bfloat16, cache_enabled=cached):
-            loss = model(tokens, tokens, r=4)
+            loss = model(tokens, tokens)
             # the stream keeps its precision, adapter or not
             assert model.hidden(tokens).dtype == torch.float32
         found.append(gradients(model, loss))
@@ -153,18 +162,23 @@ def test_under_autocast_every_weight_has_its_gradient(tiny, tokens):
 def test_the_first_state(tiny, tokens):
     model = surgery(tiny(n_layer=6), '2-2-2', inject='linear')
     core, e = core_of(model), torch.zeros(2, 100, 32)
-    s = core.first_state(e)
+    s = core.first_state(e, 0)
     # by position, in pieces of 64 places; and every row has the same
     whole = torch.randn(128, 32, generator=torch.Generator().manual_seed(0)) * core.std(32)
     assert torch.equal(s, whole[:100].expand(2, 100, 32))
     assert torch.equal(core.first_state(e[:, :5], 80), s[:, 80:85])
-    g = lambda: [torch.Generator().manual_seed(k) for k in (5, 6)]      # noqa: E731
-    s = core.first_state(e, 0, g())
-    # by row, whoever computes it
-    assert torch.equal(s[1:], core.first_state(e[1:], 0, g()[1:])) and not torch.equal(s[0], s[1])
-    wide = Core([0]).first_state(torch.zeros(1, 200, 640))
+    wide = Core([0]).first_state(torch.zeros(1, 200, 640), 0)
     assert wide.std().item() == pytest.approx(math.sqrt(2 / 3200), rel=0.02)
-    assert not torch.equal(model(tokens, generator=g()), model(tokens, generator=g()[::-1]))
+
+    def drawn(seeds, call):
+        core.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        return call()
+    s = drawn((5, 6), lambda: core.first_state(e, 0))
+    # by row, whoever computes it
+    assert torch.equal(s[1:], drawn((6,), lambda: core.first_state(e[1:], 0)))
+    assert not torch.equal(s[0], s[1])
+    a, b = (drawn(seeds, lambda: model(tokens)) for seeds in ((5, 6), (6, 5)))
+    assert not torch.equal(a, b)
 
 
 def test_the_first_states_of_a_long_context_are_made_as_they_are_read(tiny, tokens, monkeypatch):
@@ -176,11 +190,11 @@ def test_the_first_states_of_a_long_context_are_made_as_they_are_read(tiny, toke
 
 def test_cached_generation_is_uncached_generation(tiny, tokens):
     model = surgery(tiny(n_layer=6), '2-2-2', inject='linear')
-    found, slow = model.generate(tokens, 8, r=3, temperature=0), tokens
+    found, slow = at(model, 3).generate(tokens, 8, temperature=0), tokens
     for _ in range(8):
-        slow = torch.cat((slow, model(slow, r=3)[:, -1:].argmax(-1)), dim=1)
+        slow = torch.cat((slow, model(slow)[:, -1:].argmax(-1)), dim=1)
     assert torch.equal(found, slow)
-    assert not torch.equal(found, model.generate(tokens, 8, r=1, temperature=0))
+    assert not torch.equal(found, at(model, 1).generate(tokens, 8, temperature=0))
 
 
 @pytest.mark.parametrize('mean, variance, median', [(4, 8.544, 4), (32, 322.842, 29)])
@@ -215,9 +229,10 @@ def test_it_trains_in_the_curriculum(config, recurrent):
                                            for step, mean in enumerate(means)]
     assert [line['backprop_depth'] for line in log] == [min(2, mean) for mean in means]
     state, model = state_of(c), load_model(c.out_dir)
-    assert state['flops'] == sum(4 * 16 * model.flops_per_token(
-        r=line['r'], backprop_depth=line['backprop_depth']) for line in log)
-    assert core_of(model).settings() == state['order'][2]['settings']
+    assert core_of(model).settings() == state['order'][2]['settings'] == dict(
+        r=3, backprop_depth=2, start='normal', state_std=None, fresh=False)
+    assert state['flops'] == sum(4 * 16 * at(model, line['r'], line['backprop_depth']
+                                             ).flops_per_token() for line in log)
     assert state['inherited_flops'] == 7
     assert log[-1]['loss'] < log[0]['loss'] and len({line['r'] for line in log}) > 2
 
@@ -281,24 +296,21 @@ def test_a_start_from_scratch_by_width_and_unrolled_depth(tiny):
 def test_what_no_core_does(tiny, tokens):
     model = tiny()
     core, cache = surgery(model, '1-2-1', r=2), {}
-    core(tokens, r=2, cache=cache)
+    core(tokens, cache=cache)
     for call, message in (
-            (lambda: core(tokens, r=3, cache=cache), 'holds the keys of another order or r'),
-            (lambda: core(tokens, r=3, order=[0, 1]), 'r=3 is for a recurrent core'),
+            (lambda: at(core, 3)(tokens, cache=cache), 'holds the keys of another order or r'),
+            (lambda: at(core, 0)(tokens), 'r=0, backprop_depth=8: both are at least 1'),
             (lambda: model(tokens, order=[0, Core([1])]), 'a Core needs an adapter'),
             (lambda: cut('2-0-2', 22), 'a core of at least one'),
             (lambda: cut('4-9-10', 22), 'needs 23 layers and a core of at least one')):
         with pytest.raises(Refused, match=message):
             call()
-    for r, backprop_depth in ((0, 1), (1, 0)):
-        with pytest.raises(AssertionError):
-            core(tokens, r=r, backprop_depth=backprop_depth)
 
 
 def test_fresh_noise_is_another_in_each_forward_and_the_same_sequence_again(tiny):
     def states():
         core = surgery(tiny(), '1-2-1', fresh=True).eval()
-        return [core_of(core).first_state(torch.zeros(1, 4, 32)) for _ in range(3)]
+        return [core_of(core).first_state(torch.zeros(1, 4, 32), 0) for _ in range(3)]
     first, again = states(), states()
     assert all(map(torch.equal, first, again))
     assert not torch.equal(first[0], first[1]) and not torch.equal(first[1], first[2])

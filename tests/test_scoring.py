@@ -17,6 +17,7 @@ from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
+import nanodepth as package
 import numpy as np
 import pytest
 import torch
@@ -27,22 +28,21 @@ from families import tiny as family
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import evaluate, sweep
 from nanodepth.common.errors import Refused
-from nanodepth.looping.layers import is_ours
-from nanodepth.looping.patch import looped
+from nanodepth.common.whose import is_ours
+from nanodepth.looping.orders import looped
 from nanodepth.models import checkpoint
 from nanodepth.models.hf import as_theirs, Hooked
-from nanodepth.report.tables import read_csv, read_rows
+from nanodepth.report.tables import read_rows
 from nanodepth.retrofit import surgery
-from nanodepth.scoring import (likelihoods, lm_eval_scores as harness, measure as measure_file,
-                               rows as rows_file, scores as scoring)
-from nanodepth.scoring.measure import measure
+from nanodepth.scoring import (likelihoods, lm_eval_scores as harness, rows as rows_file,
+                               scores as scoring)
 from nanodepth.scoring.rows import Asked, facts, Subject
-from nanodepth.scoring.scores import ask, half, interval, log_likelihoods, parse_tasks, Score
+from nanodepth.scoring.scores import ask, half, log_likelihoods, parse_tasks, Score
 from nanodepth.scoring.way import name_of, read_ways, Way, Ways
-from nanodepth.text.loader import Rows
 from nanodepth.text.primitives import Example, few_shot
 from nanodepth.text.tokenizer import get_tokenizer, write_tokenizer
-from nanodepth.train import read
+from nanodepth.common.options import read
+from nanodepth.training.loader import Loader
 from nanodepth.wrapper import rk, Window
 
 lm_eval = pytest.importorskip('lm_eval')
@@ -58,22 +58,23 @@ BYTES = get_tokenizer('bytes')
 def written(command, out, *argv):
     "The rows that a command writes beside a picture, or as CSV."
     nanodepth(command, [*map(str, argv), '--device=cpu', f'--out={out}'])
-    return read_csv(out.with_suffix('.csv'))
+    return read_rows(out.with_suffix('.csv'))
 
 
 # --------------------------------------------------------------------------------- ways of running
 
 def test_each_kind_of_model_runs_in_its_ways_and_is_restored(tiny):
-    ours, core = tiny(n_layer=4), surgery(tiny(n_layer=5), '1-2-2', r=2, inject='linear')
+    ours = tiny(n_layer=4)
+    core, five = (surgery(tiny(n_layer=5), '1-2-2', r=r, inject='linear') for r in (2, 5))
     theirs, alibi = family('gemma3_text'), family('bloom')
     for model, way, by_hand, cost in (
-            (alibi, Way(window='2-3', method='naive', K=3), lambda: naive(alibi, (2, 3), 3), 10),
+            (alibi, Way(window='2-3', solver='naive', K=3), lambda: naive(alibi, (2, 3), 3), 10),
             (ours, Way(), lambda: logits(ours, TOKENS), 4),
             (ours, Way(loop='1-2x3-1'), lambda: ours(TOKENS, order=[0, 1, 2, 1, 2, 1, 2, 3]), 8),
             (ours, Way(loop=[3, 0, 0]), lambda: ours(TOKENS, order=[3, 0, 0]), 3),
-            (core, Way(r=5), lambda: core(TOKENS, r=5), 1 + 2 * 5 + 2),
+            (core, Way(r=5), lambda: logits(five, TOKENS), 1 + 2 * 5 + 2),
             (theirs, Way(loop='2-2x3-2'), lambda: naive(theirs, (2, 3), 3), 10),
-            (ours, Way(window='1-2', method='naive', K=3), lambda: naive(ours, (1, 2), 3), 8)):
+            (ours, Way(window='1-2', solver='naive', K=3), lambda: naive(ours, (1, 2), 3), 8)):
         before = logits(model, TOKENS)
         with way.apply(model):
             inside = logits(model, TOKENS)
@@ -99,9 +100,10 @@ def test_options_become_ways_as_users_type_them():
     assert given('--r=1,2,4') == ['--r=1', '--r=2', '--r=4']
     assert given('--window=mid4,0.5', '--K=2', '--T=1.5') == [
         '--window=mid4 --K=2 --T=1.5', '--window=0.5 --K=2 --T=1.5']
-    for text in ('--window=mid4 --K=3 --beta=0.3 --decode=bypass',
-                 '--method=euler --K=2 --alphas=0.5,0.25'):
-        assert given(*text.split()) == [text]
+    assert given('--window=mid4', '--K=3', '--beta=0.3', '--decode=bypass') == [
+        '--window=mid4 --K=3 --beta=0.3 --decode=bypass']
+    assert given('--solver=rk,euler(alphas=[0.5,0.25])', '--K=2') == [      # its commas are its own
+        '--solver=rk --K=2', '--solver=euler(alphas=[0.5,0.25]) --K=2']
     # named twice, it is one way: else its rows would be taken for those of two seeds
     assert len(given('--window=mid4', '--K=2,2', '--T=1,1.0')) == 1
     with pytest.raises(Refused, match='--loop and --r are different ways'):
@@ -112,20 +114,13 @@ def test_options_become_ways_as_users_type_them():
 
 # ----------------------------------------------------------------------------------- our own scorer
 
-
-def test_answers_by_hand(monkeypatch):
+def test_answers_and_their_interval_by_hand(monkeypatch):
     values = [torch.tensor([-1.0, -2.0]).double(), torch.tensor([-3.0, -5.0]).double()]
     monkeypatch.setattr('nanodepth.scoring.scores.log_likelihoods', lambda *_: values)
     first, second = Example('', ('a', 'b'), 0), Example('', ('a', 'b'), 1)
     assert ask(None, None, [first, second]) == Score('share', 0.5, 0.5, [1, 0], 0.5)
     values[0][1] = math.nan         # one that is not known makes the whole unknown
     assert math.isnan(ask(None, None, [first, second]).mean)
-
-
-def test_an_interval_by_hand():
-    low, high = interval(5, 10)
-    assert (low, high) == pytest.approx((0.2366, 0.7634), abs=1e-4)      # Wilson's, from a table
-    assert interval(0, 10)[0] == pytest.approx(0) and interval(10, 10)[1] == pytest.approx(1)
 
 
 # ------------------------------------------------------------------------------------------ lm-eval
@@ -167,9 +162,6 @@ def test_an_export_scores_as_lm_evals_own_model(run, manager):
                 else:           # log-likelihoods, and of a choice whether it is greedy: 0 or 1
                     assert np.array(a['resps'], float) == pytest.approx(
                         np.array(b['resps'], float), rel=1e-4)
-
-
-def test_scores_that_are_not_numbers_are_refused(run, manager):
     model, lm = opened(run[0])
     model.head.register_forward_hook(lambda module, x, y: y * float('nan'))
     with pytest.raises(Refused, match='logits that are not numbers'):
@@ -212,7 +204,7 @@ def test_the_authors_form_of_gsm8k(tmp_path):
     assert task.process_results(doc, [last])['exact_match'] == 1.0
 
 
-def test_a_list_with_shots_keeps_the_tasks_own_questions(monkeypatch, manager):
+def test_a_list_with_shots_keeps_the_tasks_own_questions(run, monkeypatch, manager):
     "The harness takes a dict of name and shots for a task of its own making, without any."
     seen = {}
 
@@ -225,6 +217,9 @@ def test_a_list_with_shots_keeps_the_tasks_own_questions(monkeypatch, manager):
     harness.evaluate(None, ['two'], {})
     assert seen['local_choice'].config.num_fewshot == 2 and seen['local_choice'].config.doc_to_text
     assert not seen['local_other'].config.num_fewshot
+    for shots in (None, (0,), (3,)):        # none are none, and not as many as a task has
+        subject = Subject(run[1], Asked(tasks='svamp', shots=shots, device='cpu'))
+        assert subject.harness.shots == (shots and shots[0])
 
 
 @pytest.mark.parametrize('said, right, value', [
@@ -254,7 +249,7 @@ def test_the_command(run, tmp_path, manager, monkeypatch, capsys):
     monkeypatch.setattr(harness, 'manager', lambda everything: manager)
     rows = {(row['run'], row['way'], row['measure']): row for row in written(
         'evaluate', tmp_path / 'e.csv', *run, '--tasks=local_choice,toy_assign/0-1',
-        '--limit=10', '--n=20', '--window=1-2', '--method=naive', '--K=1,3')}
+        '--limit=10', '--n=20', '--window=1-2', '--solver=naive', '--K=1,3')}
     said = capsys.readouterr().out
     assert 'toy_assign/1, % of 20 (chance 25%)' in said
     assert 'local_choice acc, % of 10' in said
@@ -264,15 +259,15 @@ def test_the_command(run, tmp_path, manager, monkeypatch, capsys):
         assert [row[key] for key in ('mean', 'error', 'change', 'p')] == [
             other[key] for key in ('mean', 'error', 'change', 'p')]
         if '--K=1' in way:              # one evaluation changes nothing
-            assert float(row['change']) == float(row['change_error']) == 0
-    model, way = checkpoint.load_model(run[0]), Way(window='1-2', method='naive', K=3)
+            assert row['change'] == row['change_error'] == 0
+    model, way = checkpoint.load_model(run[0]), Way(window='1-2', solver='naive', K=3)
     examples = few_shot('toy_assign', 20, shots=0, depth=1)
     plain = ask(model, BYTES, examples)
     with way.apply(model):
         looped = ask(model, BYTES, examples)
     change, row = scoring.compared(plain, looped), rows['ours', str(way), 'toy_assign/1']
-    assert [float(row[key]) for key in ('mean', 'change', 'change_error', 'p', 'low', 'high')] == [
-        looped.mean, *change[:3], *interval(sum(looped.answers), 20)]
+    assert [float(row[key]) for key in ('mean', 'change', 'change_error', 'p')] == [
+        looped.mean, *change[:3]]
 
 
 def test_a_stopped_evaluation_goes_on_and_another_model_is_measured_anew(run, tmp_path, tiny,
@@ -316,58 +311,53 @@ def test_a_stopped_evaluation_goes_on_and_another_model_is_measured_anew(run, tm
 
 def test_a_run_with_the_books_own_window_is_asked_as_one_that_is_looped_by_the_line(tiny, tmp_path):
     model = tiny(vocab_size=257, context=96, n_layer=4)
-    line = ['--tasks=toy_assign/1', '--measures=log_prob', '--n=8', '--device=cpu']
-    nanodepth('evaluate', [save_run(tmp_path / 'plain', model), *line, '--window=1-2', '--K=3',
-                           f'--out={tmp_path / "line.csv"}'])
+    asked = '--tasks=toy_assign/1', '--measures=log_prob', '--n=8'
+    *_, by_line = written('evaluate', tmp_path / 'line.csv', save_run(tmp_path / 'plain', model),
+                          *asked, '--window=1-2', '--K=3')
     model.order = [0, Window([1, 2], rk, K=3), 3]
-    nanodepth('evaluate', [save_run(tmp_path / 'run', model), *line,
-                           f'--out={tmp_path / "run.csv"}'])
-    by_line, own = (read_rows(tmp_path / f'{name}.csv')[-1] for name in ('line', 'run'))
+    *_, own = written('evaluate', tmp_path / 'run.csv', save_run(tmp_path / 'run', model), *asked)
     assert by_line['measure'] == own['measure'] == 'toy_assign/1 log_prob'
     assert by_line['mean'] == own['mean'] and by_line['change'] != 0
+    assert by_line['layers'] == own['layers'] == 8
 
 
 def test_a_note_is_of_all_that_decides_a_measure(run, tmp_path, data, monkeypatch):
-    "What was asked, the files of a checkpoint, the data, the classes that it brings, and our code."
+    "What was asked, a checkpoint's files, the data, and code: ours, yours, and that of Spans."
     def mark(path=run[1], **asked):
-        return Subject(path, Asked(**dict(data=str(data), device='cpu') | asked)).mark()
-    marks = [mark(), mark(run[0]), mark(batches=3), mark(tasks='toy_copy', n=5),
-             mark(tasks='toy_copy', n=6), mark(tasks='toy_copy', n=5, seed=1),
-             mark(tasks='toy_copy', n=5, shots=(1,)), mark(dtype='bfloat16')]
+        asked = dict(models=[], data=str(data), device='cpu') | asked
+        return Subject(path, evaluate.Options(**asked)).mark()
+
+    def edit(file, *texts, **asked):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        for text in texts:
+            file.write_text(text)
+            marks.append(mark(**asked))
+    copying = dict(tasks='toy_copy', n=5)
+    marks = [mark(), mark(run[0]), mark(batches=3), mark(dtype='bfloat16'), *(
+        mark(**copying | more) for more in (dict(), dict(n=6), dict(seed=1), dict(shots=(1,))))]
     assert marks[:2] == [mark(), mark(f'{run[0]}/ckpt.pt')]
     for folder, weights in zip(run, ('ckpt.pt', 'model.safetensors')):
-        for template in ('y', 'zz'):
-            (folder / 'chat_template.jinja').write_text(template)
-            marks.append(mark(folder))
+        edit(folder / 'chat_template.jinja', 'y', 'zz', path=folder)
         os.utime(folder / weights, ns=(0, 0))       # other weights of the same size
         marks.append(mark(folder))
-    for name in 'ab':
-        shutil.copytree(data, tmp_path / 'mix' / name)
-    for shares in (dict(a=0.9, b=0.1), dict(a=0.1, b=0.9)):
-        (tmp_path / 'mix/mixture.json').write_text(json.dumps(shares))
-        marks.append(mark(data=str(tmp_path / 'mix')))
-    (data / 'val.json').write_text((data / 'val.json').read_text().replace('"fifth"', '"other"'))
-    marks.append(mark())
-    for body in ('return 2 * self.items', 'return self.items'):
-        (tmp_path / 'again.py').write_text('from nanodepth.model import Step\nclass Again(Step):\n'
-                                           f'    def unrolled(self, r=None):\n        {body}\n')
-        Ways(classes=tmp_path / 'again.py')
-        marks.append(mark())
-    read_text = Path.read_text
-    for edited in ('solvers.py', 'wrapper.py'):
-        monkeypatch.setattr(Path, 'read_text', lambda path, **how: (
-            read_text(path, **how) + 'x = 1\n' * (path.name == edited)))
-        marks.append(mark())
-    monkeypatch.undo()
-    monkeypatch.setattr(rows_file, 'EVALS', tmp_path / 'evals')
-    (tmp_path / 'evals').mkdir()
-    for task in ('doc_to_target: a', 'doc_to_target: b'):
-        (tmp_path / 'evals/mine.yaml').write_text(task)
-        marks.append(mark())
     for folder in 'st':             # as from one archive: equal names, sizes and times
         shutil.copytree(run[0], tmp_path / folder)
         marks.append(mark(tmp_path / folder))
-    assert len({*marks}) == len(marks) == 25
+    for name in 'ab':
+        shutil.copytree(data, tmp_path / 'mix' / name)
+    edit(tmp_path / 'mix/mixture.json', '{"a": 0.9, "b": 0.1}', '{"a": 0.1, "b": 0.9}',
+         data=str(tmp_path / 'mix'))
+    edit(data / 'val.json', (data / 'val.json').read_text().replace('"fifth"', '"other"'))
+    edit(tmp_path / 'again.py', 'x = 1', 'x = 10', classes=tmp_path / 'again.py')
+    monkeypatch.setattr(package, '__file__', str(tmp_path / 'package/__init__.py'))
+    monkeypatch.setattr(package, 'ROOT', tmp_path / 'book')
+    monkeypatch.setattr(rows_file, 'EVALS', tmp_path / 'evals')
+    helper = SimpleNamespace(__file__=str(tmp_path / 'mine/helper.py'))
+    monkeypatch.setitem(sys.modules, 'helper', helper)      # of a measure of one's own
+    for file in ('package/looping/solvers.py', 'book/training/plan.py', 'evals/mine.yaml',
+                 'mine/helper.py'):
+        edit(tmp_path / file, 'x = 1', 'x = 10')
+    assert len({*marks}) == len(marks) == 29
 
 
 def test_all_models_get_rows_of_one_size(run, tmp_path, tiny, data, capsys):
@@ -389,21 +379,26 @@ def test_seeds_are_averaged(tmp_path, tiny, data, capsys):
               'looped-1': dict(order=[0, 1, 0, 1], n_layer=2), 'deep': dict(n_layer=4)}
     for seed, (name, fields) in enumerate(shapes.items()):
         save_run(tmp_path / name, tiny(seed, vocab_size=257, context=64, **fields), data)
-    rows = {(row['run'], row['measure']): float(row['mean']) for row in written(
+    rows = {(row['run'], row['measure']): row['mean'] for row in written(
         'evaluate', tmp_path / 'e.png', *map(tmp_path.joinpath, shapes), '--batches=2')}
     seeds = torch.tensor([rows['looped-0', 'loss'], rows['looped-1', 'loss']], dtype=torch.float64)
     said = capsys.readouterr().out
     assert f'| {seeds.mean():.3f} ({seeds.std() / 2 ** 0.5:.3f}) ' in said
     path = tmp_path / 'looped-1/ckpt.pt'
-    torch.save(torch.load(path) | dict(step=2), path)       # it was stopped, and is a seed of none
-    alone = {row['group'] for row in written('evaluate', tmp_path / 'e.png', *map(
-        tmp_path.joinpath, shapes), '--batches=2')}
-    assert {'looped', 'looped-1'} < alone and 'no seed of looped' in capsys.readouterr().err
-    torch.save(torch.load(path) | dict(data=dict(val=['as it was'])), path)
+    state = torch.load(path)
+    # it was stopped, or is another model, and is a seed of none
+    for change in (dict(step=2), dict(order=[0, 1, 1, 1]),
+                   dict(model_config=state['model_config'] | dict(norm_eps=0.1))):
+        torch.save(state | change, path)
+        alone = {row['group'] for row in written('evaluate', tmp_path / 'f.csv', *map(
+            tmp_path.joinpath, shapes), '--batches=2')}
+        assert {'looped', 'looped-1'} < alone and 'no seed of looped' in capsys.readouterr().err
+    torch.save(state | dict(data=dict(val=['as it was'])), path)
     assert 'has changed since' in refused(capsys, 'evaluate', tmp_path / 'looped-1',
                                           f'--out={tmp_path}/g.csv')
     model = checkpoint.load_model(tmp_path / 'deep')
-    assert rows['deep', 'loss'] == measure(model, Rows(str(data), 4, 16), 2)[0]
+    scores = scoring.data_scores(model, Loader(data, 4, 16, 'val'), 2)
+    assert rows['deep', 'loss'] == scores['loss'].mean
     assert (tmp_path / 'e.png').exists()
     save_run(tmp_path / 'deep', model, 'elsewhere')
     written('evaluate', tmp_path / 'f.csv', tmp_path / 'deep', '--tasks=toy_copy', '--n=4')
@@ -419,11 +414,11 @@ def test_shots_are_scores_of_their_own(run, tmp_path, monkeypatch):
     assert [row['measure'] for row in rows] == names
     assert [point['x'] for point in drawn] == [0, 2]
     assert [point['toy_assign/1 log_prob (nats)'] for point in drawn] == [
-        float(row['mean']) for row in rows if 'log_prob' in row['measure']]
+        row['mean'] for row in rows if 'log_prob' in row['measure']]
 
 
 def test_the_measure_that_extend_writes_is_a_row_for_each_depth(tiny, data, tmp_path, monkeypatch):
-    "By hand, in another order too; and its notes are of this source."
+    "By hand, in another order too; and its notes are of all that it imports."
     text = (ROOT / 'docs/EXTEND.md').read_text()
     code = re.search(r'```python\n(# rank\.py\n.*?)```', text, flags=re.S)[1]
     model, file, found = tiny(vocab_size=257, n_layer=3), tmp_path / 'rank.py', []
@@ -431,13 +426,16 @@ def test_the_measure_that_extend_writes_is_a_row_for_each_depth(tiny, data, tmp_
     monkeypatch.setattr(sys, 'argv', [
         str(file), 'evaluate', save_run(tmp_path / 'run', model, data), '--measures=rank',
         '--device=cpu', '--loop=1-1x2-1', f'--out={tmp_path / "e.csv"}'])
-    for source in (code, code.replace('rank=each', 'rank=-each')):
-        file.write_text(source)
+    file.write_text('from helper import SIGN\n' + code.replace('rank=each', 'rank=SIGN * each'))
+    monkeypatch.syspath_prepend(tmp_path)
+    for sign in ('1', '-1'):
+        (tmp_path / 'helper.py').write_text(f'SIGN = {sign}\n')
         runpy.run_path(str(file))
-        found.append({(row['way'], row['measure']): float(row['mean'])
-                      for row in read_csv(tmp_path / 'e.csv')})
+        del sys.modules['helper']
+        found.append({(row['way'], row['measure']): row['mean']
+                      for row in read_rows(tmp_path / 'e.csv')})
     assert found[1] == {key: -value for key, value in found[0].items()}
-    tokens, wanted = Rows(data, 4, 16).batch(0)[0], {}
+    tokens, wanted = Loader(data, 4, 16, 'val').batch(0)[0], {}
     for way, order in (('as it is', [0, 1, 2]), ('--loop=1-1x2-1', [0, 1, 1, 2])):
         for depth in range(len(order)):
             x = model.hidden(tokens, order=order[:depth + 1]).detach().flatten(0, 1).double()
@@ -470,16 +468,16 @@ def test_names_of_tasks():
 
 def test_a_sweep_screens_by_every_other_answer_and_judges_by_the_others(tmp_path, tiny, data):
     run = save_run(tmp_path / 'one', tiny(vocab_size=257, context=64), data)
-    rows = written('sweep', tmp_path / 'sweep.csv', run, '--window=all2', '--method=naive,rk',
+    rows = written('sweep', tmp_path / 'sweep.csv', run, '--window=all2', '--solver=naive,rk',
                    '--K=2', '--batches=2', '--n=8', '--tasks=toy_assign/1')
-    model, val = checkpoint.load_model(run), Rows(data, 4, 16)
+    model, val = checkpoint.load_model(run), Loader(data, 4, 16, 'val')
     scores = scoring.data_scores(model, val, 2) | {
         'toy_assign/1': ask(model, BYTES, few_shot('toy_assign', 8, shots=0, depth=1, seed=0))}
     assert {*scores} == {'loss', 'fifth', 'toy_assign/1'}
     halves = [{name: half(score, part) for name, score in scores.items()} for part in (0, 1)]
     assert halves[0]['loss'].answers == scores['loss'].answers[::2]
     assert halves[1]['toy_assign/1'].mean == sum(scores['toy_assign/1'].answers[1::2]) / 4
-    assert {(row['part'], row['measure']): float(row['mean']) for row in rows
+    assert {(row['part'], row['measure']): row['mean'] for row in rows
             if row['way'] == 'as it is'} == {
         (part, name): score.mean for part, its in zip(sweep.PARTS, halves)
         for name, score in its.items()}
@@ -522,20 +520,12 @@ def test_what_ways_are_ranked_by_and_what_a_gain_is():
 
 def test_windows_and_cells(tiny):
     assert sweep.windows_of(('all2', 'mid2', '0-0'), 4) == ('0-1', '1-2', '2-3', '0-0')
-    asked = read(sweep.Options, ['run', '--window=1-2', '--method=rk,heavy_ball', '--K=2,3',
+    asked = read(sweep.Options, ['run', '--window=1-2', '--solver=rk,heavy_ball', '--K=2,3',
                                  '--beta=0.3,0.5', '--cache=first,last'], ['models'])
     assert len(sweep.ways_of(asked, tiny())) == 2 * 2 * 2 * 2
     asked = read(sweep.Options, ['run', '--blocks=2,3', '--times=4'], ['models'])
     ways = sweep.ways_of(asked, tiny(order=[0, 1, 0, 1]))       # of a loop, its own order's
     assert [way.loop for way in ways][1::2] == [[0] + [1, 0] * 4 + [1], [0, 1, 0] * 4 + [1]]
-
-
-def test_no_shots_are_none_and_not_as_many_as_a_task_has(tmp_path, tiny):
-    run = save_run(tmp_path / 'run', tiny(vocab_size=257, context=64))
-    for shots in (None, (0,), (3,)):
-        subject = SimpleNamespace(asked=Asked(shots=shots), answer=tiny(vocab_size=257),
-                                  path=run)
-        assert harness.Harness(subject, []).shots == (shots and shots[0])
 
 
 def test_a_ways_row_says_what_that_way_is_and_costs(tiny):
@@ -609,12 +599,10 @@ EXAMPLES = [Example(prompt, options, 0) for prompt, options in (
 
 def by_hand(model, example):
     "Each option read behind its prompt in one forward, alone: what lm-eval does."
-    forward = lambda tokens: getattr(out := model(tokens), 'logits', out)
     values = []
     for option in example.options:
         prompt, answer = [256, *example.prompt.encode()], option.encode()
-        with torch.no_grad():
-            chances = forward(torch.tensor([[*prompt, *answer[:-1]]])).log_softmax(-1)[0]
+        chances = logits(model, torch.tensor([[*prompt, *answer[:-1]]])).log_softmax(-1)[0]
         values.append(sum(chances[len(prompt) - 1 + i, t].item() for i, t in enumerate(answer)))
     return values
 
@@ -628,10 +616,11 @@ def assert_one_score(model):
 
 
 @pytest.mark.parametrize('way', [
-    Way(), Way(loop=[0, 1, 1, 2, 3, 2]), Way(window='1-2', method='naive', cache='last'),
+    Way(), Way(loop=[0, 1, 1, 2, 3, 2]), Way(window='1-2', solver='naive', cache='last'),
     Way(window='1-2', K=6, decode='bypass'),
-    Way(window='1-2', method='layer_anchored_frozen'),
-    Way(window='1-2', method='euler', tol=0.1), Way(window='1-2', method='anderson')], ids=str)
+    Way(window='1-2', solver='layer_anchored_frozen'),
+    Way(window='1-2', solver='euler(tol=0.1)'), Way(window='1-2', solver='anderson'),
+    Way(loop=[0, Window([1, 2], 'anderson'), 3])], ids=str)
 def test_a_question_has_one_score_whatever_stands_beside_it(tiny, way):
     model = tiny(vocab_size=257, context=64, n_kv_head=2, ln_scaling=True)
     with way.apply(model):
@@ -655,28 +644,22 @@ def test_an_answer_is_greedy_if_each_token_of_it_is_the_likeliest(tiny):
 def test_no_forward_makes_more_logits_than_fit(gemma, tmp_path, monkeypatch):
     "A score those of its option, a loss those of a row; and the numbers are the same."
     write_noise(tmp_path / 'noise', [])
-    val, answer, made = Rows(tmp_path / 'noise', 4, 32), Hooked(gemma[1]), []
+    val, answer, made = Loader(tmp_path / 'noise', 4, 32, 'val'), Hooked(gemma[1]), []
     plain = [v.tolist() for v in log_likelihoods(answer, BYTES, EXAMPLES)]
-    loss = measure(lambda tokens: gemma[1](tokens).logits, val, 2)[0]
+    loss = scoring.data_scores(lambda tokens: gemma[1](tokens).logits, val, 2)['loss'].mean
     hook = gemma[1].lm_head.register_forward_hook(lambda *parts: made.append(parts[-1].numel()))
-    for module in (measure_file, likelihoods):
-        monkeypatch.setattr(module, 'LOGITS_AT_ONCE', 6 * 257)
+    monkeypatch.setattr(likelihoods, 'LOGITS_AT_ONCE', 6 * 257)
     for got, wanted in zip(log_likelihoods(answer, BYTES, EXAMPLES), plain):
         assert got.tolist() == pytest.approx(wanted, abs=1e-5)
     assert made and max(made) <= 6 * 257
-    assert measure(answer, val, 2)[0] == pytest.approx(loss, rel=1e-6)
+    assert scoring.data_scores(answer, val, 2)['loss'].mean == pytest.approx(loss, rel=1e-6)
     assert max(made) == 32 * 257
     hook.remove()
 
 
 def test_what_is_not_a_number_is_no_accuracy(tiny, data):
-    model = tiny(vocab_size=257, context=16)
-    val = Rows(data, 4, 16)
-
-    def broken(tokens):
-        return model(tokens) * math.nan
-    assert math.isnan(measure(broken, val, 2)[1]['fifth']['accuracy'])
-    score = scoring.data_scores(broken, val, 2)['fifth']
+    model, val = tiny(vocab_size=257, context=16), Loader(data, 4, 16, 'val')
+    score = scoring.data_scores(lambda tokens: model(tokens) * math.nan, val, 2)['fifth']
     assert math.isnan(score.mean) and score.error is None and {*score.answers} == {None}
 
 
@@ -687,8 +670,11 @@ def test_the_loss_on_text_alone_and_the_log_probability_of_the_right_answer(tiny
                           measures=('loss', 'text', 'log_prob'))
     subject = Subject(tmp_path / 'run', asked)
     scores = subject.scores(Way())
-    kinds = measure(subject.model, subject.val, 2)[1]
-    assert scores['text'].mean == pytest.approx(kinds['text']['loss'], rel=1e-9)
+    of_text = []
+    for x, y, marks in map(subject.val.batch, range(2)):
+        losses, _ = likelihoods.losses_of(subject.model, x, y)
+        of_text += losses[marks % 128 == 1].tolist()
+    assert scores['text'].mean == pytest.approx(np.mean(of_text), rel=1e-9)
     examples = subject.questions['toy_copy']
     values = log_likelihoods(subject.model, subject.tokenizer, examples)
     assert scores['toy_copy log_prob'].answers == [
@@ -705,8 +691,8 @@ def test_the_error_of_a_loss_is_that_of_a_mean_over_tokens(monkeypatch):
 
     def score(counts):
         rows = torch.tensor(np.stack([hard * counts, counts], 1), dtype=torch.float64)
-        monkeypatch.setattr(scoring, 'measured', lambda *_: iter([(None, list(rows), {})]))
-        return scoring.data_scores(None, None)['loss']
+        monkeypatch.setattr(scoring, 'validate', lambda *_: iter([(0, list(rows), [])]))
+        return scoring.data_scores(None, SimpleNamespace(kinds=[]))['loss']
     loss, mean = score(counts), (hard * counts).sum() / counts.sum()
     assert loss.mean == pytest.approx(mean) == np.mean(loss.answers)
     drawn = [(hard * counts)[i].sum() / counts[i].sum() for i in rng.integers(0, 400, (2000, 400))]

@@ -13,7 +13,7 @@ F = lambda x: -0.5 * x                          # g(x) = x / 2 then: by hand, ev
 g_half = lambda x: x + F(x)
 
 
-@pytest.mark.parametrize('method, K, options, expected', [
+@pytest.mark.parametrize('solver, K, options, expected', [
     ('naive', 3, {}, 1 / 8),
     ('naive', 1, {}, 0.5),                      # one step of length 1 is the plain window
     ('euler', 1, {}, 0.5),
@@ -41,8 +41,8 @@ g_half = lambda x: x + F(x)
     ('midpoint', 1, dict(T=2), 1 - 1 + 0.5),            # h = 2: x (1 - h/2 + h^2/8)
     ('butcher', 2, dict(T=2), 0.375),
     ('layer_anchored_frozen', 2, {}, (0.75 * 0.75 + 0.5) / 2)])  # a number's length is its own
-def test_by_hand_on_a_linear_map(method, K, options, expected):
-    x = SOLVERS[method](g_half, ONE, K, **options)
+def test_by_hand_on_a_linear_map(solver, K, options, expected):
+    x = SOLVERS[solver](g_half, ONE, K, **options)
     assert abs(x.item() - expected) < 1e-12
 
 
@@ -64,32 +64,32 @@ def test_equation_16_and_its_tableau():
         assert torch.equal(ours, SOLVERS['butcher'](g, x, K, beta=beta))
 
 
-@pytest.mark.parametrize('method', SOLVERS)
-def test_evaluations_are_counted_and_begin_with_the_plain_window(method):
+@pytest.mark.parametrize('solver', SOLVERS)
+def test_evaluations_are_counted_and_begin_with_the_plain_window(solver):
     for K in (2, 4):
         seen = []
         x = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(1))
         before = x.clone()
-        want = SOLVERS[method](lambda y: seen.append(y) or y * 0.9 + 0.1, x, K)
-        picked, evaluations = pick_solver(method, K)            # with the method's own defaults
+        want = SOLVERS[solver](lambda y: seen.append(y) or y * 0.9 + 0.1, x, K)
+        picked, evaluations = pick_solver(solver, K)            # with its own defaults
         assert len(seen) == evaluations
         assert torch.equal(picked(lambda y: y * 0.9 + 0.1, x), want)
         assert torch.equal(seen[0], x)              # the wrapper relies on it
         assert torch.equal(x, before)
 
 
-@pytest.mark.parametrize('method', SOLVERS)
-def test_the_dtype_and_the_other_sequences_stay(method):
+@pytest.mark.parametrize('solver', SOLVERS)
+def test_the_dtype_and_the_other_sequences_stay(solver):
     g = lambda y: y * 0.9 + 0.1
     for dtype in (torch.bfloat16, torch.float16, torch.float64):
-        assert SOLVERS[method](g, torch.randn(2, 3, 4).to(dtype), 2).dtype == dtype
+        assert SOLVERS[solver](g, torch.randn(2, 3, 4).to(dtype), 2).dtype == dtype
     x = torch.randn(2, 3, 4)
-    clean = SOLVERS[method](g, x, 2)
+    clean = SOLVERS[solver](g, x, 2)
     x[1, 0] = math.nan
-    broken = SOLVERS[method](g, x, 2)
+    broken = SOLVERS[solver](g, x, 2)
     assert torch.allclose(broken[0], clean[0]) and broken[1, 0].isnan().all()
     with torch.autocast('cpu', torch.bfloat16):
-        assert torch.allclose(SOLVERS[method](g, x[:1], 2), clean[:1], atol=1e-6)
+        assert torch.allclose(SOLVERS[solver](g, x[:1], 2), clean[:1], atol=1e-6)
 
 
 def test_layer_anchored_frozen_by_its_definition():
@@ -168,9 +168,33 @@ def test_what_no_solver_does(call, message):
         call()
 
 
-def test_the_packages_solvers_are_wrapper_pys_and_more():
+def test_one_table_whose_euler_is_wrapper_pys_and_more():
     x, W = torch.randn(3, 5, 8), torch.randn(8, 8) / 4
     g = lambda y: y + torch.tanh(y @ W)
-    for name, solver in wrapper.SOLVERS.items():
-        for how in ({}, dict(T=2)) if name != 'naive' else ({},):
-            assert torch.equal(solver(g, x, 3, **how), SOLVERS[name](g, x, 3, **how))
+    assert SOLVERS is wrapper.SOLVERS and SOLVERS['euler'] is not wrapper.euler
+    for how in ({}, dict(T=2)):
+        assert torch.equal(wrapper.euler(g, x, 3, **how), SOLVERS['euler'](g, x, 3, **how))
+    assert wrapper.Window([0], wrapper.euler).solver is SOLVERS['euler']
+
+
+def test_options_in_a_text():
+    picked, evaluations = pick_solver('heavy_ball(alpha=0.4, beta=0.1)', 3)
+    assert picked.keywords == dict(alpha=0.4, beta=0.1, K=3) and evaluations == 3
+    for text in ('euler(', 'euler(tol)', 'euler(tol=x)'):
+        with pytest.raises(ValueError, match=r'write it as euler\(tol=0.1\)'):
+            pick_solver(text, 3)
+
+
+def test_a_solver_of_ones_own_is_known_from_then_on():
+    def fading(g, x, K):
+        return g(x)
+
+    def rk(g, x, K):
+        return g(x)
+    with pytest.raises(ValueError, match='solver fading: known are naive, rk, euler'):
+        wrapper.Window([0], 'fading')
+    window = wrapper.Window([0], fading, K=1)
+    assert wrapper.Window([0], **window.settings()).solver is fading
+    with pytest.raises(ValueError, match='another solver is called rk'):
+        wrapper.Window([0], rk)
+    del SOLVERS['fading']

@@ -9,20 +9,21 @@ import torch
 from conftest import ROOT
 from families import tiny as family
 
-from nanodepth import BOOK, looped
+from nanodepth import BOOK, file_of, looped
 
 # files of somebody else, with all the names that ours once hid or were hidden by
 THEIRS = ('model.py', 'train.py', 'loop.py', 'common.py', 'data/__init__.py', 'tools/__init__.py',
-          'models/__init__.py', 'config/__init__.py')
+          'models/__init__.py', 'config/__init__.py', 'training/__init__.py')
 SMALL = ['--context=16', '--n_embd=32', '--n_head=2', '--head_dim=none', '--steps=20',
          '--warmup_steps=2', '--decay_steps=4', '--eval_batches=1', '--batch_size=4',
          '--device=cpu']
 BESIDE = """
 import model, loop                  # before ours, and the others after it
 import nanodepth
-import train, common, data, tools, models, config
-assert {each.mine for each in (model, train, loop, common, data, tools, models, config)} == {1}
-assert nanodepth.wrapper.Step is nanodepth.model.Step
+import train, training, common, data, tools, models, config
+assert {each.mine for each in (model, train, training, loop, common, data, tools, models,
+                               config)} == {1}
+assert nanodepth.wrapper.Span is nanodepth.model.Span
 import torch
 from transformers import AutoModelForCausalLM
 llama = AutoModelForCausalLM.from_pretrained('llama')
@@ -46,7 +47,7 @@ def test_a_wheel_is_complete_and_works_beside_files_of_the_same_names(data, tmp_
     with zipfile.ZipFile(wheel) as file:
         names = file.namelist()
     assert {name.partition('/')[0] for name in names} == {'nanodepth', 'nanodepth-0.2.0.dist-info'}
-    assert {f'nanodepth/{idea}.py' for idea in BOOK} < {*names}
+    assert {f'nanodepth/{file_of(name).relative_to(ROOT)}' for name in BOOK} < {*names}
     for folder, kind in dict(config='*.py', data='*/prepare.py').items():
         for path in ROOT.glob(f'{folder}/{kind}'):
             assert f'nanodepth/{path.relative_to(ROOT)}' in names
@@ -73,8 +74,10 @@ def test_a_wheel_is_complete_and_works_beside_files_of_the_same_names(data, tmp_
 def test_in_a_clone_a_bare_name_is_the_same_module(first, tmp_path):
     python(tmp_path, ROOT, '-c', first + """
 import sys
-import nanodepth, model, loop, grow, retrofit, wrapper, probe, train
-for each in (model, loop, grow, retrofit, wrapper, probe, train):
-    name = each.__name__.rpartition('.')[2]
-    assert each is getattr(nanodepth, name) is sys.modules[name] is sys.modules['nanodepth.' + name]
+import nanodepth, model, loop, grow, retrofit, wrapper, probe, train, training.plan
+for name in nanodepth.BOOK:
+    assert sys.modules[name] is sys.modules['nanodepth.' + name]
+for each in (model, loop, grow, retrofit, wrapper, probe, train, training):
+    assert each is getattr(nanodepth, each.__name__.rpartition('.')[2])
+assert training.plan is nanodepth.training.plan
 """)

@@ -201,8 +201,8 @@ def parity(page, run):
                                 *few_shot('toy_copy', 100, shots=0))]
     ways = [Way(r=r) for r in range(1, 11)] if core_of(model) else [
         Way(), *(Way(loop=order) for order in (plain[:-1], plain[::-1], plain * 2, plain[1:])),
-        Way(window='mid2', K=3), Way(window='0-1', method='naive', K=2),
-        Way(window='mid2', method='euler', K=4, T=2), Way(window='1-1', K=2, beta=0.25)]
+        Way(window='mid2', K=3), Way(window='0-1', solver='naive', K=2),
+        Way(window='mid2', solver='euler', K=4, T=2), Way(window='1-1', K=2, beta=0.25)]
     compare(page, run, model, ways, texts, 1e-4)
     right = sum(page.evaluate(ASK, ['measure', dict(model=Path(run).name, how={}, first=i,
                                                     task='toy_assign/3', last=i + 25)])['right']
@@ -217,7 +217,7 @@ def parity_published(page, run):
     model = play.round_weights(play.load_model(run).float(), small=True)
     plain = [*range(len(model.layers))]
     ways = [Way(), Way(loop=plain[:-5] + plain[-4:]), Way(loop=plain[:14] + plain[10:]),
-            Way(window='mid4', K=2), Way(window='4-7', method='naive', K=2)]
+            Way(window='mid4', K=2), Way(window='4-7', solver='naive', K=2)]
     rows = (ROOT / 'data/evals/questions/piqa.jsonl').read_text().splitlines()[:50]
     prompts = [json.loads(row)['goal'] for row in rows]
     compare(page, run, model, ways, prompts, 1e-3)

@@ -18,6 +18,7 @@ from nanodepth.models.checkpoint import load_model
 from nanodepth.grow import double, lidas, untie
 from nanodepth.retrofit import surgery
 from nanodepth.text.primitives import few_shot
+from nanodepth.wrapper import Window
 
 
 def write_growths(run, *orders):
@@ -171,9 +172,11 @@ def test_a_pattern_is_written_as_javascript_reads_it(pattern):
 
 def test_what_a_browser_does_not_carry_is_refused(run, checkpoint, tiny, tmp_path, capsys,
                                                   monkeypatch):
-    scaled = save_run(tmp_path / 'scaled', tiny(vocab_size=257, ln_scaling=True))
     line = [f'--out={tmp_path / "x.html"}', '--open=false']
-    assert 'ln_scaling' in refused(capsys, 'play', scaled, *line)
+    for fields, words in ((dict(ln_scaling=True), 'ln_scaling'),
+                          (dict(order=[0, Window([1, 2]), 3]), 'a Window in its order')):
+        other = save_run(tmp_path / 'other', tiny(vocab_size=257, **fields))
+        assert words in refused(capsys, 'play', other, *line)
     assert "task='copy_words' is not one of" in refused(capsys, 'play', run, '--task=copy_words',
                                                         *line)
     spec = json.loads((checkpoint / 'tokenizer.json').read_text())
