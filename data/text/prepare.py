@@ -16,7 +16,7 @@ from nanodepth.common.errors import Refused, refusals, refusing  # noqa: E402
 from nanodepth.common.files import claim, write_json  # noqa: E402
 from nanodepth.text.tokens import (How, files_in, listed, make, number, parts_of,  # noqa: E402
                                    refuse_taken)
-from nanodepth.train import read  # noqa: E402
+from nanodepth.common.options import read  # noqa: E402
 
 
 @dataclass(kw_only=True)

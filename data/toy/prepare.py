@@ -5,13 +5,13 @@ Text is the standard library's source code and its documentation strings. The pr
 papers' two kinds, in a form that a model of 2 million parameters learns within minutes:
 
     copy        a few random words, over and over             JicDqySofJicDqySofJic...
-    depth 0-3   names get values, other names get those       w7j6z1q3 bwdzejhq ?d1?w7?e6...
+    aliases 0-3 names get values, other names get those       w7j6z1q3 bwdzejhq ?d1?w7?e6...
                 names, up to three times; then some are       (without the spaces)
-                asked for: the depth counts the aliases
+                asked for
 
 A name is a letter, a value a digit, and a question mark stands before a name that is asked for. No
 sign stands between a name and its value: with `w=7` the model has to look two places back, which it
-learns much later, and not reliably. The forms with a sign and depth 4 and 5 stay out of the mix:
+learns much later, and not reliably. The forms with a sign and 4 and 5 aliases stay out of the mix:
 few-shot scores and fine-tuning need something unseen.
 
 What cannot be known has mask 0, so that it does not count in the loss: the statements, the first
@@ -23,7 +23,7 @@ chain only the first question, which always asks for one of its last names. Late
 (if w has been asked for, b needs one look less) and count only in the loss.
 
     python data/toy/prepare.py          # a minute, no network: writes data/toy
-    python data/toy/prepare.py --depths=6 --out=data/toy_deep       # depth 0 to 5
+    python data/toy/prepare.py --aliases=0-5 --out=data/toy_deep
 """
 import argparse
 import ast
@@ -33,6 +33,7 @@ import multiprocessing
 import os
 import platform
 import random
+import re
 import string
 import sys
 import sysconfig
@@ -44,17 +45,17 @@ from tqdm import tqdm
 
 END_OF_TEXT = 256       # tokens are bytes, and this one
 SIZE = 64           # tokens of a document, with the end-of-text token before it
-# marks 1, 2, ...; with four values depth 5 takes 24 letters
-KINDS = ['text', 'copy', *(f'depth {d}' for d in range(6))]
+# marks 1, 2, ...; with four values, five aliases take 24 letters
+KINDS = ['text', 'copy', *(f'aliases {n}' for n in range(6))]
 BEGINS = 128        # what a mark has more where an answer begins
 COPIES = 0.25       # of the documents of primitives; the rest are chains
-VALUES = 4          # names that get a value, and names at every depth
+VALUES = 4          # names that get a value, and names of each further step
 FIRST = 100_000     # documents from one seed
 PIECE = 20_000      # documents from a seed of their own, after those
 
 
 def seed_for(purpose):
-    "63 bits, as train.py's seed_for(0, purpose)."
+    "63 bits, as model.py's seed_for(0, purpose)."
     digest = hashlib.blake2b(f'0 {purpose} 0'.encode(), digest_size=8).digest()
     return int.from_bytes(digest, 'big') >> 1
 
@@ -77,17 +78,18 @@ def copy(rng):
         yield period[i % len(period)], known, 'copy' if known else None
 
 
-def chain(rng, depths, rounds):
-    """Pieces of a document that gives each value a name, then `depth` times passes all values on to
-    new names, randomly matched, and asks: first for one of the last, then in rounds for all."""
-    depth = rng.randrange(depths)
-    names = rng.sample(string.ascii_lowercase, (depth + 1) * VALUES)
+def chain(rng, most, rounds):
+    """Pieces of a document that gives each value a name, then passes all values on to new names,
+    randomly matched, as often as there are aliases, up to `most`, and asks: first for one of the
+    last names, then in rounds for all."""
+    aliases = rng.randrange(most + 1)
+    names = rng.sample(string.ascii_lowercase, (aliases + 1) * VALUES)
     level = dict(zip(names, rng.sample(string.digits, VALUES)))
     asked = dict(level)                 # what every name comes to
     statements = list(level.items())
-    for d in range(1, depth + 1):
+    for n in range(1, aliases + 1):
         sources = rng.sample(list(level), VALUES)
-        level = dict(zip(names[d * VALUES:(d + 1) * VALUES], sources))
+        level = dict(zip(names[n * VALUES:(n + 1) * VALUES], sources))
         statements += level.items()
         asked |= {name: asked[source] for name, source in level.items()}
     for name, given in statements:
@@ -96,13 +98,13 @@ def chain(rng, depths, rounds):
                  *(name for _ in range(rounds) for name in rng.sample(list(asked), len(asked)))]
     for i, name in enumerate(questions):
         yield '?' + name, False, None
-        yield asked[name], True, f'depth {depth}' if i == 0 else None
+        yield asked[name], True, f'aliases {aliases}' if i == 0 else None
 
 
-def document(rng, depths, rounds):
+def document(rng, most, rounds):
     "One document as (tokens, mask, marks), SIZE of each."
     tokens, mask, marks = [END_OF_TEXT], [0], [0]
-    pieces = copy(rng) if rng.random() < COPIES else chain(rng, depths, rounds)
+    pieces = copy(rng) if rng.random() < COPIES else chain(rng, most, rounds)
     for text, known, kind in pieces:
         tokens += text.encode()
         mask += [known] * len(text)
@@ -112,23 +114,23 @@ def document(rng, depths, rounds):
             return tokens[:SIZE], mask[:SIZE], marks[:SIZE]
 
 
-def rows(seed, n, depths, rounds, held_out):
+def rows(seed, n, most, rounds, held_out):
     "n documents that are not held out: (3, n, SIZE)."
     rng = random.Random(seed)
     made = np.empty((3, n, SIZE), np.uint16)
     for i in tqdm(range(n), unit=' documents'):
-        example = document(rng, depths, rounds)
+        example = document(rng, most, rounds)
         while tuple(example[0]) in held_out:
-            example = document(rng, depths, rounds)
+            example = document(rng, most, rounds)
         made[:, i] = example
     return made
 
 
-def documents(split, n, depths, held_out):
+def documents(split, n, most, held_out):
     """n documents of a split. The first draw SIZE rounds of questions, nearly all of them for
     nothing: with fewer, data/toy would be another one."""
-    work = [(seed_for(f'toy {split}'), min(n, FIRST), depths, SIZE, held_out)]
-    work += [(seed_for(f'toy {split} {i}'), min(PIECE, n - first), depths, 5, held_out)
+    work = [(seed_for(f'toy {split}'), min(n, FIRST), most, SIZE, held_out)]
+    work += [(seed_for(f'toy {split} {i}'), min(PIECE, n - first), most, 5, held_out)
              for i, first in enumerate(range(FIRST, n, PIECE))]
     if len(work) == 1:
         return rows(*work[0])
@@ -189,18 +191,20 @@ def main(argv):
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--documents', type=int, default=100_000, help='of primitives, to train on')
     parser.add_argument('--text', type=float, default=0.1, help='share of text in the windows')
-    parser.add_argument('--depths', type=int, default=4, help='how many: depth 0, 1, ...')
+    parser.add_argument('--aliases', default='0-3', help='from none to how many')
     parser.add_argument('--out', type=Path, default='data/toy', help='the folder to write')
     c = parser.parse_args(argv)
-    assert 1 <= c.depths <= 26 // VALUES, f'there are letters for {26 // VALUES} depths'
-    options = dict(documents=c.documents, text=c.text, depths=c.depths)
+    if not re.fullmatch('0-[0-5]', c.aliases):
+        sys.exit(f'--aliases={c.aliases} must be 0-5 at most: there are no more letters')
+    most = int(c.aliases[2:])
+    options = dict(documents=c.documents, text=c.text, aliases=c.aliases)
     refuse_others(c.out, options)
     files = list(library()) if c.text else []
     random.Random(seed_for('toy files')).shuffle(files)
     cut = len(files) // 20
     held_out = set()
     for split, share, n in (('val', files[:cut], 4_000), ('train', files[cut:], c.documents)):
-        made = documents(split, n, c.depths, held_out)
+        made = documents(split, n, most, held_out)
         if split == 'val':      # it comes first: training gets none of its documents
             held_out = set(map(tuple, made[0].tolist()))
         tokens, mask, marks = made.reshape(3, -1)
@@ -208,7 +212,7 @@ def main(argv):
         text = [np.array([END_OF_TEXT, *raw]) for raw in share]
         text = np.concatenate([np.zeros(0, int), *text])[:size]
         marks = np.concatenate((marks, np.full(len(text), BEGINS + 1)))
-        write(c.out, split, KINDS[:2 + c.depths], bin=np.concatenate((tokens, text)),
+        write(c.out, split, KINDS[:3 + most], bin=np.concatenate((tokens, text)),
               mask=np.concatenate((mask, np.ones(len(text)))),
               marks=marks if split == 'val' else None,
               origin=dict(made_by='data/toy/prepare.py', options=options, copies=COPIES,

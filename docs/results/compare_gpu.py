@@ -8,7 +8,7 @@ judged by the columns of rows.csv, on seeds 2 and later, which are those of this
 from nanodepth.loop import running
 from nanodepth.probe import depth_score
 from nanodepth.report.tables import mean
-from nanodepth.train import validate
+from nanodepth.scoring.scores import data_scores
 
 seeds = '2-4'
 batches = 6
@@ -29,13 +29,13 @@ def metric(model, loader):
     """What the claims are judged by, beside the loss on text. `judged` is 1: seeds 0 and 1, which
     only chose the claims, are not trained by this file."""
     tokens = loader.batch(0)[0][:4].to(model.norm.weight.device)
-    plain = validate(model, loader, batches)['kinds']
-    right = [plain[f'depth {k}']['accuracy'] for k in range(6)]
+    plain = data_scores(model, loader, batches, text=True)
+    right = [plain[f'aliases {k}'].mean for k in range(6)]
     numbers = {'judged': 1.0, 'depth score': depth_score(model, tokens)[0],
                'aliases 1-2 right': mean(right[1:3]), 'aliases 3-5 right': mean(right[3:])}
     if len(model.layers) == 8:
         with running(model, [0, 1, 2, 3, 2, 3, 4, 5, 6, 7]):
-            twice = validate(model, loader, batches)['kinds']
-        numbers['text rise, layers 2-3 twice'] = twice['text']['loss'] - plain['text']['loss']
-        numbers['layers 2-3 twice, aliases 2 right'] = twice['depth 2']['accuracy']
+            twice = data_scores(model, loader, batches, text=True)
+        numbers['text rise, layers 2-3 twice'] = twice['text'].mean - plain['text'].mean
+        numbers['layers 2-3 twice, aliases 2 right'] = twice['aliases 2'].mean
     return numbers

@@ -4,14 +4,13 @@ nanodepth compare docs/results/compare_toy.py --seeds=4-7: 70 minutes a seed on 
 out/compare_toy. The rows of the first four seeds are those of docs/results/table.
 """
 from nanodepth import probe
-from nanodepth.model import steps_in
+from nanodepth.model import spans_in
 from nanodepth.commands.probe import rows_of
 from nanodepth.report.tables import mean
-from nanodepth.scoring.measure import measure
-from nanodepth.text.loader import Rows
+from nanodepth.scoring.scores import data_scores
+from nanodepth.training.loader import Loader
 
 seeds = '8'
-drawn = 'baseline', 'lidas', 'baseline_isoflops'
 tasks = 'toy_assign/0-5'
 seed = 7                # of the questions
 batches = 12
@@ -31,7 +30,7 @@ arms = dict(
     retrofit='config/retrofit.py --data=data/toy_deep --init_from={cut}',
     retrofit_dense='config/retrofit_dense.py --data=data/toy_deep --init_from={baseline}')
 
-_WRAPPED = ['--window=2-5 --method=naive,euler,rk --K=4', '--window=2-5 --method=rk --K=3']
+_WRAPPED = ['--window=2-5 --solver=naive,euler,rk --K=4', '--window=2-5 --solver=rk --K=3']
 ways = dict(
     baseline=['--loop=3-2x2-3', *_WRAPPED],
     lidas=['--loop=3-2x2-3', *_WRAPPED],
@@ -44,15 +43,15 @@ def metric(model, loader):
     4-5: how much more of the stream the attention of a block's second layer adds than that of its
     first; what the loss gains when two layers change places, inside a block or across a border; and
     how much more directly a block's second layer depends on each earlier layer."""
-    if steps_in(model.order) or len(model.order) != 8:
+    if spans_in(model.order) or len(model.order) != 8:
         return {}
-    val = Rows('data/toy', 32, 64, seed=1)
+    val = Loader('data/toy', 32, 64, 'val', seed=1)
     tokens, _ = rows_of(val, 20, None)
     norms = probe.residual_norms(model, tokens)
     share = norms['attn share'].tolist()
     effects = probe.future_effects(model, tokens, propagate=False).tolist()
     on = [mean([row[d] for row in effects[:d]]) for d in range(len(effects))]
-    orders = probe.order_sweep(model, lambda m: dict(loss=measure(m, val, 2)[0]),
+    orders = probe.order_sweep(model, lambda m: dict(loss=data_scores(m, val, 2)['loss'].mean),
                                probe.reverse_block, [2])
     rise = {row['start']: row['loss'] - orders[0]['loss'] for row in orders[1:]}
     return {

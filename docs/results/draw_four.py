@@ -9,7 +9,7 @@ from nanodepth.report.contrasts import Contrast
 from nanodepth.report.tables import mean, read_rows
 
 matplotlib.use('Agg')
-SMALL = '--window=2-5 --method=rk --K=4'
+SMALL = '--window=2-5 --solver=rk --K=4'
 FOUR = [    # what; aliases; with it, without it, in words; beside whose text; layers that run
     ('loop: two layers, four times', 3, ('loop_2x4', 'as it is'), ('standard_2', 'as it is'),
      'the two layers once', ('baseline', 'as it is'), 'eight layers', '8 instead of 2'),

@@ -15,7 +15,7 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))    # a clone needs no install
 from nanodepth.common.errors import Refused, refusals  # noqa: E402
 from nanodepth.common.files import replace  # noqa: E402
-from nanodepth.train import read  # noqa: E402
+from nanodepth.common.options import read  # noqa: E402
 
 LETTERS = 'ABCDE'
 EVALS = Path(__file__).resolve().parents[1]      # our own tasks
