@@ -127,7 +127,7 @@ def fetch(run, step):
 def recurring(model, now):
     "In here a core runs as often as the plan says. (Its own r is for validation and checkpoints.)"
     core = core_of(model) or Core([])           # without one: a Core that nobody runs
-    own = dict(vars(core))
+    own = dict(vars(core))      # r, backprop_depth, and the generators that `backward` sets
     core.r, core.backprop_depth = now.r, now.backprop_depth
     yield
     vars(core).update(own)
@@ -271,6 +271,7 @@ def begin(c, machine, open_parent):
     refuse_what_does_not_fit(c, model, not saved, SIZE)
     if saved:
         refuse_another_run(c, config, saved, read_log(out / 'log.jsonl'))
+    # cooldown_data may be another until it is read
     were_read = {'data', 'val', plan(c, step - 1).data} if step else {'data', 'val'}
     refuse_other_data(data, saved, parent, model.config.vocab_size, were_read)
     # the model as it is trained

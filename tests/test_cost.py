@@ -4,7 +4,7 @@ import math
 import re
 
 import pytest
-from conftest import ROOT, planned_flops
+from conftest import ROOT, planned_flops, save_run
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import cost
@@ -15,7 +15,6 @@ from nanodepth.model import LM, ModelConfig, unrolled
 from nanodepth.retrofit import core_of, recurrence_curriculum, sample_recurrence, surgery
 from nanodepth.common.options import read
 from nanodepth.train import train
-from nanodepth.training.checkpoint import save
 from nanodepth.training.plan import Config
 
 
@@ -38,12 +37,10 @@ def test_every_run_of_the_table_can_be_planned_and_costed(name, capsys, monkeypa
 
 
 def test_a_recurrent_run_is_counted_step_by_step_and_its_partner_has_its_flops(tmp_path, data):
-    parent = LM(ModelConfig(vocab_size=257, context=64, n_layer=8, n_embd=128,
-                            n_head=4, head_dim=64))
+    parent = LM(ModelConfig(n_layer=8, context=64, head_dim=64))
     core = surgery(parent, '2-2-2', r=4)
     for name, model in (('dense', parent), ('cut', core)):
-        (tmp_path / name).mkdir()
-        save(tmp_path / name, model, [], step=0, flops=0)
+        save_run(tmp_path / name, model)
 
     def flops(name, init_from, *more):
         return planned_flops(ROOT / f'config/{name}.py', f'--data={data}',
@@ -61,19 +58,16 @@ def test_a_recurrent_run_is_counted_step_by_step_and_its_partner_has_its_flops(t
 
 
 def test_a_parent_grows_to_n_layer_and_a_loop_is_planned_in_its_order(tmp_path, data):
-    (tmp_path / 'run').mkdir()
     parent = LM(ModelConfig(vocab_size=257, context=64, n_layer=4, n_embd=32, n_head=2))
-    save(tmp_path / 'run', parent, [], step=0, flops=0)
     words = [f'--data={data}', '--steps=20', '--warmup_steps=0', '--decay_steps=4']
-    c = read(Config, [*words, f'--init_from={tmp_path / "run"}', '--grow=lidas'])
+    c = read(Config, [*words, f'--init_from={save_run(tmp_path / "run", parent)}', '--grow=lidas'])
     assert [(n, len(model.layers)) for n, model, *_ in cost.stretches(c)] == [
         (2, 4), (5, 6), (13, 8)]
     [(_, model, depth, _)] = cost.stretches(read(Config, [*words, '--n_layer=4', '--loop=1-2x3-1']))
     assert unrolled(model.order) == [0, 1, 2, 1, 2, 1, 2, 3] and depth == 8
 
 
-def test_what_a_published_parent_cost_is_unknown(tmp_path, tiny, config):
-    "And so is what its cut cost, and its child."
+def test_what_a_published_parent_its_cut_and_its_child_cost_is_unknown(tmp_path, tiny, config):
     save_hf(tiny(vocab_size=257, n_layer=5), tmp_path / 'hf', tokenizer='bytes')
     nanodepth('cut', [str(tmp_path / 'hf'), '1-2-1', f'--out={tmp_path / "cut"}'])
     train(config('child', init_from=str(tmp_path / 'hf')), open_parent)

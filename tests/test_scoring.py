@@ -30,6 +30,7 @@ from nanodepth.commands import evaluate, sweep
 from nanodepth.common.errors import Refused
 from nanodepth.common.whose import is_ours
 from nanodepth.looping.orders import looped
+from nanodepth.model import Span
 from nanodepth.models import checkpoint
 from nanodepth.models.hf import as_theirs, Hooked
 from nanodepth.report.tables import read_rows
@@ -66,6 +67,8 @@ def written(command, out, *argv):
 def test_each_kind_of_model_runs_in_its_ways_and_is_restored(tiny):
     ours = tiny(n_layer=4)
     core, five = (surgery(tiny(n_layer=5), '1-2-2', r=r, inject='linear') for r in (2, 5))
+    nested = surgery(tiny(n_layer=5), '1-2-2', inject='linear')
+    nested.order = [0, Span(nested.order[1:])]
     theirs, alibi = family('gemma3_text'), family('bloom')
     for model, way, by_hand, cost in (
             (alibi, Way(window='2-3', solver='naive', K=3), lambda: naive(alibi, (2, 3), 3), 10),
@@ -73,6 +76,7 @@ def test_each_kind_of_model_runs_in_its_ways_and_is_restored(tiny):
             (ours, Way(loop='1-2x3-1'), lambda: ours(TOKENS, order=[0, 1, 2, 1, 2, 1, 2, 3]), 8),
             (ours, Way(loop=[3, 0, 0]), lambda: ours(TOKENS, order=[3, 0, 0]), 3),
             (core, Way(r=5), lambda: logits(five, TOKENS), 1 + 2 * 5 + 2),
+            (nested, Way(r=5), lambda: logits(five, TOKENS), 1 + 2 * 5 + 2),
             (theirs, Way(loop='2-2x3-2'), lambda: naive(theirs, (2, 3), 3), 10),
             (ours, Way(window='1-2', solver='naive', K=3), lambda: naive(ours, (1, 2), 3), 8)):
         before = logits(model, TOKENS)

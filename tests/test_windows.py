@@ -662,7 +662,7 @@ IMPOSSIBLE = [      # (a model, or None for ours; how it is looped; words of the
     (None, dict(pin='mixture'), 'no router'),
     (None, dict(cache='exact', solver='euler', tol=0.1), 'halting tolerance'),
     (None, dict(solver='layer_anchored_frozen', mode='block'), "mode='block' is not one of layer"),
-
+    (None, dict(k=3), 'it takes: K, beta, T'), (None, dict(K=2.5), 'not of its kind: .*2.5'),
     (an_encoder_and_a_decoder, {}, 'has an encoder and a decoder'),
     (lambda: family('lfm2', layer_types=['conv', 'full_attention'] * 3), {},
      "layer 2 is of the kind 'conv'"),

@@ -158,13 +158,13 @@ class Loader:
             windows = permute(place[here], self.n_windows[d].item(), key)
             rows[:, here] = self.datasets[d].read(windows, self.kinds)
         rows = rows[:, epoch == 0] if first_epoch else rows
-        if self.starts:         # a row that has them by itself is padded at its end instead
-            n, no_target = len(self.starts), np.array([0, -1, 0])[:, None, None]
-            has_them = (rows[0, :, :n] == self.starts).all(1)
-            before = np.concatenate((no_target + 0 * rows[..., :n], rows), axis=2)
-            before[0, :, :n] = self.starts
-            after = np.concatenate((rows, no_target + 0 * rows[..., :n]), axis=2)
-            rows = np.where(has_them[:, None], after, before)
+        if self.starts:         # before each row; one that has them by itself is padded at its end
+            own, new = rows, len(self.starts)
+            rows = np.full((3, own.shape[1], new + self.context), [[[0]], [[-1]], [[0]]])
+            for i in range(own.shape[1]):
+                first = 0 if (own[0, i, :new] == self.starts).all() else new
+                rows[0, i, :first] = self.starts[:first]
+                rows[:, i, first:first + self.context] = own[:, i]
         return torch.from_numpy(rows).unbind()
 
 

@@ -45,7 +45,7 @@ def muon_and_adamw(model, c):
 
 
 def parameters_of(optimizers):
-    "In the order of their groups, which a resumed run has, too."
+    "All parameters, group by group, which is the order that a resumed run has, too."
     return [p for each in optimizers for group in each.param_groups for p in group['params']]
 
 
@@ -92,7 +92,7 @@ class Muon(torch.optim.Optimizer):
                 torch._foreach_sub_(matrices, directions, alpha=group['lr'] * scale)
 
     def next_directions(self, matrices, momentum):
-        "Of matrices of one shape (n, m), their momentum, brought up to date and made orthogonal."
+        "Brings the momentum of matrices (n, m) up to date, and returns it made orthogonal."
         grads = [p.grad for p in matrices]
         for p in matrices:
             if 'momentum_buffer' not in self.state[p]:

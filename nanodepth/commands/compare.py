@@ -39,7 +39,7 @@ from nanodepth.report.logs import kinds_of, log_of
 from nanodepth.report.plot import draw_runs, show
 from nanodepth.report.printed import print_differences
 from nanodepth.report.tables import write_csv
-from nanodepth.scoring.rows import Asked, Subject, measures_of
+from nanodepth.scoring.rows import Asked, Subject, files_of, measures_of
 from nanodepth.scoring.way import Way, Ways, read_ways
 from nanodepth.common.options import config_file, read
 from nanodepth.text.loader import make_toy_data
@@ -176,10 +176,13 @@ class Arms(dict):
 
     def folder(self, name, seed):
         """Named by all settings, with the sources of functions among them, and by the texts of the
-        book, of the configs and of what they import. {name} in a line is such a folder, so that
-        what it begins from counts, too."""
+        book, of the configs and of what they import. What it begins from counts, too: {name} in a
+        line is such a folder, and of any other parent the files are read."""
         files = {*map(nanodepth.file_of, nanodepth.BOOK)}
         config, words = self.config(name, 0, files)
+        parent = config.run if self[name].is_cut else config.init_from
+        if parent and not self[name].begins:
+            files |= {Path(file) for file, *_ in files_of(parent)}
         settings = {} if self[name].is_cut else {
             key: value for key, value in as_written(config).items()
             if key not in FREE - {'data'} | {'seed'}}

@@ -8,6 +8,7 @@ import copy
 import itertools
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import SimpleNamespace
 
 from nanodepth.common.errors import Refused
 from nanodepth.loop import fit_loop, parse_loop
@@ -95,11 +96,12 @@ class Way:
         if self.loop:               # each layer of a notation must run
             return fit_loop(self.text, len(layers_of(model))) if self.text else self.loop
         order = order_of(model)
-        if self.r is not None:      # the same order, whose core is another one
-            another = copy.copy(core)
-            another.r = self.r
-            another.with_gradient()             # which refuses r = 0
-            return [another if item is core else item for item in order]
+        if self.r is not None:      # the same order, whose core, wherever it stands, is another one
+            order = copy.deepcopy(order)
+            core = core_of(SimpleNamespace(order=order))
+            core.r = self.r
+            core.with_gradient()                # which refuses r = 0
+            return order
         return with_window(order, **self.dials) if self.dials else order
 
     def apply(self, model):
