@@ -142,8 +142,8 @@ class Arms(dict):
         arms = {name: read_arm(name, lines) for name in lines}
         try:
             order = [*graphlib.TopologicalSorter({
-                name: arm.begins | {arm.flops} - {None} for name, arm in arms.items()
-                }).static_order()]
+                name: [other for other in lines if other in (*arm.begins, arm.flops)]
+                for name, arm in arms.items()}).static_order()]     # (of a set, by chance)
         except graphlib.CycleError as error:
             raise Refused(f'{", ".join(error.args[1])}: each needs another one first') from None
         super().__init__({name: arms[name] for name in order})
