@@ -265,8 +265,9 @@ class LM(nn.Module):
         "The stream before the final norm: (B, T) -> (B, T, C)."
         order = self.order if order is None else order
         layers = unrolled(order)
-        require(layers and {*layers} <= {*range(len(self.layers))},
-                f'the order {order} names layers that this model of {len(self.layers)} has not')
+        if not layers or not {*layers} <= {*range(len(self.layers))}:
+            raise Refused(f'the order {order} names layers that this model of {len(self.layers)} '
+                          'has not')
         if cache is not None:
             cache.setdefault('layers', layers)
             require(cache['layers'] == layers,

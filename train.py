@@ -20,7 +20,7 @@ import math
 import os
 import sys
 import time
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ import torch
 from tqdm import tqdm
 
 from grow import untie
-from model import LM, ModelConfig, Refused, require, seed_for, spans_in, unrolled
+from model import LM, Refused, require, seed_for, spans_in, unrolled
 from retrofit import Core, core_of
 from training.checkpoint import (as_written, load, open_log, prepare_folder, read_log,
                                  refuse_unreadable, save, written)
@@ -43,7 +43,7 @@ from training.machine import (RANK, SIZE, Machine, exchange, machine_of, say, st
 from training.measure import measure
 from training.optimizers import load_states, made_anew, make_optimizers, parameters_of
 from training.picture import draw
-from training.plan import (Config, hash_of_plans, plan, refuse_another_run,
+from training.plan import (Config, hash_of_plans, model_config, plan, refuse_another_run,
                            refuse_what_does_not_fit, resolved, stages)
 from training.settings import read
 
@@ -250,7 +250,7 @@ def save_run(run, names):
 def report(run):
     "What a finished run leaves, and what to type next."
     out, flops = Path(run.c.out_dir), run.totals['flops']
-    full = run.totals['tokens'] * run.model.flops_per_token(None, run.c.context)
+    full = run.totals['tokens'] * run.model.flops_per_token(context=run.c.context)
     saving = f', {1 - flops / full:.1%} less than at the last depth' if run.c.grow else ''
     if RANK == 0:
         with contextlib.suppress(ImportError):      # without matplotlib there is no picture
@@ -325,10 +325,8 @@ def open_model(c, data, open_parent):
         model, parent = open_parent(c.init_from, classes)
         return model, {}, parent
     torch.manual_seed(seed_for(c.seed, 'init'))
-    names = {each.name for each in fields(ModelConfig)} & vars(c).keys()
     n_vocab = c.vocab_size or data['data'].datasets[0].about['n_vocab']
-    shape = dict(n_layer=stages(c)[0].n_layer, vocab_size=n_vocab)
-    return LM(ModelConfig(**{name: getattr(c, name) for name in names} | shape)), {}, {}
+    return LM(model_config(c, stages(c)[0].n_layer, n_vocab)), {}, {}
 
 
 if __name__ == '__main__':

@@ -154,17 +154,24 @@ def copy_of(cache):
             for key, value in cache.items()}
 
 
+def around(order, a, b):
+    "The items of an order before the depths a to b, those at them, and those after."
+    starts = [len(unrolled(order[:i])) for i in range(len(order) + 1)]      # of each item, a depth
+    require({a, b + 1} <= {*starts} and a <= b,
+            f'the window {a}-{b} begins or ends within a recurrent core, or not in {order}')
+    first, end = starts.index(a), starts.index(b + 1)
+    return order[:first], order[first:end], order[end:]
+
+
 @contextlib.contextmanager
 def looped(model, window=None, solver='rk', K=3, cache='first', **options):
     """Inside a `with`, a model's layers a to b, as they run, are looped, both included. The window
     is (a, b); None: the middle four."""
-    order = model.order
-    starts = [len(unrolled(order[:i])) for i in range(len(order) + 1)]      # of each item, a depth
-    n = min(4, starts[-1])
-    middle = starts[-1] // 2 - n // 2
+    depth = len(unrolled(model.order))
+    n = min(4, depth)
+    middle = depth // 2 - n // 2
     a, b = window or (middle, middle + n - 1)
-    require({a, b + 1} <= {*starts} and a <= b, f'no window {a}-{b} in {order}')
-    first, end = starts.index(a), starts.index(b + 1)
-    span = Window(order[first:end], solver, K, cache, **options)
-    with running(model, [*order[:first], span, *order[end:]]):
+    before, items, after = around(model.order, a, b)
+    span = Window(items, solver, K, cache, **options)
+    with running(model, [*before, span, *after]):
         yield model

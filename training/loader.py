@@ -27,10 +27,29 @@ BEGINS = 128
 PERIOD = 1000       # a mixture's shares are exact in every thousand rows
 
 
-def open_data(c):
-    "The Loaders of a run. The toy's data is made if it is not there."
-    if RANK == 0 and c.data == 'data/toy' and not (find(c.data) / 'train.json').exists():
+def folders_of(data):
+    "The folders that a setting of data names."
+    return data if isinstance(data, list) else str(data).split(',')
+
+
+def parts_of(folder):
+    "{a dataset's folder: its share} of a mixture. A dataset is made of itself."
+    file = find(folder) / 'mixture.json'
+    shares = json.loads(file.read_text()) if file.exists() else {'.': 1}
+    return {find(folder) / name: share for name, share in shares.items()}
+
+
+def make_toy_data(c):
+    "The toy's data takes seconds to make. Other data is the user's own decision."
+    is_used = 'data/toy' in folders_of(c.data) + folders_of(c.cooldown_data or [])
+    if is_used and not (find('data/toy') / 'train.json').exists():
         subprocess.run([sys.executable, find('data/toy/prepare.py')], check=True)
+
+
+def open_data(c):
+    "The Loaders of a run."
+    if RANK == 0:
+        make_toy_data(c)
     if SIZE > 1:
         dist.barrier()              # the others wait for it
     size = c.batch_size, c.context
@@ -110,13 +129,11 @@ class Loader:
     def __init__(self, data, batch_size, context, split='train', seed=0, starts=()):
         self.batch_size, self.context, self.seed, self.starts = batch_size, context, seed, starts
         self.datasets, shares = [], []
-        for folder in map(find, data if isinstance(data, list) else str(data).split(',')):
-            parts = {'.': 1}                    # the folder itself
-            if (folder / 'mixture.json').exists():
-                parts = json.loads((folder / 'mixture.json').read_text())
-            require(all((folder / part / f'{split}.json').exists() for part in parts),
-                    f'there is no data in {folder}: its prepare.py makes {split}.json')
-            self.datasets += [Dataset(folder / part, split, context) for part in parts]
+        for folder in folders_of(data):
+            parts = parts_of(folder)
+            require(all((part / f'{split}.json').exists() for part in parts),
+                    f'there is no data in {find(folder)}: its prepare.py makes {split}.json')
+            self.datasets += [Dataset(part, split, context) for part in parts]
             shares += [share / sum(parts.values()) for share in parts.values()]
         self.n_windows = np.array([each.ends[-1] for each in self.datasets])    # of each dataset
         # rows of each dataset in a period: rounded down, the rest to the largest remainders

@@ -6,12 +6,12 @@ is, in which order its layers run, how fast it learns and which batch it reads. 
 import hashlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal, NamedTuple
 
 from grow import Stage, growth_plan
 from loop import fit_loop
-from model import Span, require, unrolled
+from model import ModelConfig, Span, require, unrolled
 from retrofit import core_of, recurrence_curriculum, sample_recurrence
 
 
@@ -126,6 +126,13 @@ def stages(c):
         return [Stage(0, None, c.n_layer)]
     return growth_plan(c.grow, c.n_layer, c.grow_block, c.steps - c.decay_steps, c.grow_alpha,
                        c.grow_from)
+
+
+def model_config(c, n_layer, n_vocab):
+    "The shape of a new model."
+    names = {each.name for each in fields(ModelConfig)} & vars(c).keys()
+    shape = {name: getattr(c, name) for name in names}
+    return ModelConfig(**shape | dict(n_layer=n_layer, vocab_size=n_vocab))
 
 
 def rate(c, step):

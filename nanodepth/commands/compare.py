@@ -9,6 +9,7 @@ folder of another arm's model, {seed} the seed, and --flops=name stands for as m
 arm's FLOPs pay for. A line may also begin with `cut`, as the command does.
 """
 import contextlib
+import functools
 import graphlib
 import hashlib
 import io
@@ -39,11 +40,11 @@ from nanodepth.report.logs import kinds_of, log_of
 from nanodepth.report.plot import draw_runs, show
 from nanodepth.report.printed import print_differences
 from nanodepth.report.tables import write_csv
-from nanodepth.scoring.rows import Asked, Subject, files_of, measures_of
+from nanodepth.scoring.rows import Asked, Subject, files_of, measures_of, stamps
 from nanodepth.scoring.way import Way, Ways, read_ways
 from nanodepth.common.options import config_file, read
-from nanodepth.text.loader import make_toy_data
 from nanodepth.training.checkpoint import as_written, load
+from nanodepth.training.loader import make_toy_data
 from nanodepth.training.plan import FREE, Config, refuse_another_run, resolved
 
 
@@ -180,14 +181,15 @@ class Arms(dict):
         line is such a folder, and of any other parent the files are read."""
         files = {*map(nanodepth.file_of, nanodepth.BOOK)}
         config, words = self.config(name, 0, files)
+        files = stamps(files)
         parent = config.run if self[name].is_cut else config.init_from
         if parent and not self[name].begins:
-            files |= {Path(file) for file, *_ in files_of(parent)}
+            files += files_of(parent)
         settings = {} if self[name].is_cut else {
             key: value for key, value in as_written(config).items()
             if key not in FREE - {'data'} | {'seed'}}
         said = [settings or words, self[name].flops and self.folder(self[name].flops, 0).name,
-                sorted(map(hash_of, files))]
+                sorted(hash_once(*stamp) for stamp in files)]
         letters = hashlib.sha256(json.dumps(said, default=str).encode()).hexdigest()[:8]
         short = re.sub(r'[^\w.=+-]+', '_', name)[:30]
         return self.out / f'{short}-{letters}-{seed}'
@@ -237,6 +239,12 @@ class Arms(dict):
 
     def partners_of(self, name):
         return [other for other in self if self[other].partner_of == name]
+
+
+@functools.lru_cache(None)
+def hash_once(file, size, changed):
+    "The hash of a file that has not changed meanwhile: a parent may have gigabytes."
+    return hash_of(file)
 
 
 def inherited(config):

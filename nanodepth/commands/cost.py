@@ -13,17 +13,16 @@ from tqdm import tqdm
 
 from nanodepth.common.errors import Refused
 from nanodepth.common.options import read
-from nanodepth.grow import growth_plan, untie
-from nanodepth.model import LM, ModelConfig, unrolled
+from nanodepth.grow import untie
+from nanodepth.model import LM, unrolled
 from nanodepth.models.checkpoint import open_path
 from nanodepth.report.tables import columns
 from nanodepth.retrofit import core_of
-from nanodepth.text.loader import (check_dataset, folders_of, how_to_prepare, make_toy_data,
-                                   parts_of_mixture)
+from nanodepth.text.loader import check_dataset, how_to_prepare
 from nanodepth.text.tokenizer import fingerprint, get_tokenizer
-from nanodepth.training.loader import Loader
+from nanodepth.training.loader import Loader, folders_of, make_toy_data, parts_of
 from nanodepth.training.machine import PEAKS
-from nanodepth.training.plan import Config, plan, resolved
+from nanodepth.training.plan import Config, model_config, plan, resolved, stages
 
 
 @dataclass
@@ -41,10 +40,8 @@ def empty(config, n_layer):
             n_vocab = val.datasets[0].about['n_vocab']
         except Refused as error:
             raise Refused(f'vocab_size is unknown: {error}, or say --vocab_size=N') from None
-    names = {each.name for each in dataclasses.fields(ModelConfig)}
-    shape = {name: getattr(config, name) for name in names & vars(config).keys()}
     with torch.device('meta'):
-        return LM(ModelConfig(**shape | dict(n_layer=n_layer, vocab_size=n_vocab)))
+        return LM(model_config(config, n_layer, n_vocab))
 
 
 def stretches(config):
@@ -54,13 +51,9 @@ def stretches(config):
     core = core_of(parent)
     if parent:
         config = resolved(config, parent, {})
-    end = config.steps - config.decay_steps
-    begins = {0}
-    if config.grow:
-        begins = {first for first, *_ in growth_plan(config.grow, config.n_layer, config.grow_block,
-                                                     end, config.grow_alpha, config.grow_from)}
+    begins = {stage.first_step for stage in stages(config)}
     if config.cooldown_loop:
-        begins |= {end} - {config.steps}
+        begins |= {config.steps - config.decay_steps} - {config.steps}
     begins = sorted(begins)
     rows = []
     for first, end in zip(begins, [*begins[1:], config.steps]):
@@ -98,14 +91,13 @@ def main(argv):
     if not config.dry_run:
         raise Refused('--dry_run=false: leave it out to train')
     show(config)
-    for data in (config.data, config.cooldown_data):
-        for folder in folders_of(data):
-            check_data(folder)
+    for folder in folders_of(config.data) + folders_of(config.cooldown_data or []):
+        check_data(folder)
 
 
 def check_data(folder):
     "Say what is in a dataset, or in each of a mixture, and check every checksum."
-    for part in parts_of_mixture(folder):
+    for part in parts_of(folder):
         if not (part / 'train.json').exists():
             print(f'{part} is not here yet; {how_to_prepare(part)}')
             continue

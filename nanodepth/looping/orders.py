@@ -18,7 +18,7 @@ from nanodepth.looping.layers import (Entry, Pin, check_calls, check_host,
                                       layers_of, pick_window, pinned_routers)
 from nanodepth.looping.window import Loop
 from nanodepth.model import spans_in, unrolled
-from nanodepth.wrapper import Window as PlainWindow
+from nanodepth.wrapper import Window as PlainWindow, around
 
 # lists that a config has, an entry for each layer
 EACH_LAYER = 'layer_types', 'layers_block_type', 'no_rope_layers', 'mlp_layer_types'
@@ -51,12 +51,8 @@ def with_window(order, window=None, solver='rk', K=3, cache=None, **options):
              on that fraction of the depth
     solver   and its options, such as beta and T: looping/solvers.py
     others   Window explains cache, pin, decode and mode"""
-    starts = [len(unrolled(order[:i])) for i in range(len(order) + 1)]
-    a, b = pick_window(window, starts[-1])
-    if not {a, b + 1} <= {*starts}:
-        raise Refused(f'the window {a}-{b} begins or ends within a recurrent core')
-    first, end = starts.index(a), starts.index(b + 1)
-    return [*order[:first], Window(order[first:end], solver, K, cache, **options), *order[end:]]
+    before, items, after = around(order, *pick_window(window, len(unrolled(order))))
+    return [*before, Window(items, solver, K, cache, **options), *after]
 
 
 def looped(model, window=None, solver='rk', K=3, cache=None, **options):

@@ -66,7 +66,7 @@ def say_few(rows):
 def print_differences(rows, bases, measures=(), margins={}):
     """For each measure a table: the means over seeds, and how they differ from others, seed by
     seed. bases: {group: the groups it is compared with}."""
-    plain, compared_here = PLAIN, 0
+    compared_here = 0
     costs = {group: mean_of(its, 'training_flops') for group, its in grouped(rows).items()}
     base = next(iter(bases.values()), [''])[0]
     for measure in measures or dict.fromkeys(row['measure'] for row in rows):
@@ -75,11 +75,11 @@ def print_differences(rows, bases, measures=(), margins={}):
         here = where(rows, measure=measure)
         for group, way in dict.fromkeys((row['group'], row['way']) for row in here):
             its = where(here, group=group, way=way)
-            others = {other: where(here, group=other, way=plain, data=its[0]['data'])
+            others = {other: where(here, group=other, way=PLAIN, data=its[0]['data'])
                       for other in bases.get(group, ())}
             pairs = beside(its, {other: its for other, its in others.items() if its})
-            if way != plain:
-                pairs = [(plain, where(here, group=group, way=plain))]
+            if way != PLAIN:
+                pairs = [(PLAIN, where(here, group=group, way=PLAIN))]
             share = costs[group] / (costs.get(base) or math.nan)
             first = [group, way, '' if math.isnan(share) else f'{share:.0%}', f'{len(its)}',
                      spelled([row['mean'] for row in its], its[0]['kind'])]
@@ -91,7 +91,7 @@ def print_differences(rows, bases, measures=(), margins={}):
                 lines.append(first + [words, *cells])
                 compared_here += any(cells)
                 first = [''] * len(first)
-        if {line[1] for line in lines[1:]} <= {plain, ''}:
+        if {line[1] for line in lines[1:]} <= {PLAIN, ''}:
             lines = [line[:1] + line[2:] for line in lines]
         print(columns(lines), end='\n\n')
     of = f', as a share of those of {base}' if base in costs else ''

@@ -13,10 +13,10 @@ from nanodepth.common.errors import Refused
 from nanodepth.models.checkpoint import is_hugging_face
 from nanodepth.report.tables import Score, error_of, mean, p_value
 from nanodepth.scoring.likelihoods import log_likelihoods, losses_of
-from nanodepth.text.loader import folders_of, how_to_prepare
+from nanodepth.text.loader import how_to_prepare
 from nanodepth.text.primitives import TASKS, TOY_TASKS, few_shot
 from nanodepth.text.tokenizer import get_tokenizer, refuse_another_tokenizer
-from nanodepth.training.loader import Loader
+from nanodepth.training.loader import Loader, folders_of
 from nanodepth.training.measure import validate
 from nanodepth.training.settings import find
 
@@ -115,9 +115,8 @@ def starts_of(path):
 
 def is_there(data):
     "Are the validation rows of a folder, or of a list of them, on this disk?"
-    folders = folders_of(data)
-    return bool(folders) and all(any((find(folder) / name).exists() for name in
-                                     ('val.json', 'mixture.json')) for folder in folders)
+    return bool(data) and all(any((find(folder) / name).exists() for name in
+                                  ('val.json', 'mixture.json')) for folder in folders_of(data))
 
 
 def open_data(path, state, model, data, seed=0, rows=None):

@@ -1,34 +1,12 @@
-"""Datasets on disk: which folders they are, how they are made, whether they are whole. (Rows are
-read by training/loader.py, and tokens.py writes them.)
+"""Datasets on disk: how they are made, and whether they are whole. (training/loader.py says which
+folders they are, and reads rows; tokens.py writes them.)
 Usage: about = check_dataset('data/toy', 'val')
 """
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import hash_of, read_json
 from nanodepth.training.settings import find
-
-
-def folders_of(data):
-    "The folders of a setting of data; of None there are none."
-    return data if isinstance(data, list) else str(data).split(',') if data else []
-
-
-def parts_of_mixture(folder):
-    "{folder: its share} of what a mixture is made of; a dataset is made of itself."
-    file = find(folder) / 'mixture.json'
-    shares = json.loads(file.read_text()) if file.exists() else {'.': 1}
-    return {find(folder) / name: share for name, share in shares.items()}
-
-
-def make_toy_data(c):
-    "The toy's data takes seconds to make. Other data is the user's own decision."
-    is_used = 'data/toy' in folders_of(c.data) + folders_of(c.cooldown_data)
-    if is_used and not (find('data/toy') / 'train.json').exists():
-        subprocess.run([sys.executable, find('data/toy/prepare.py')], check=True)
 
 
 def how_to_prepare(folder):
