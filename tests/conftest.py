@@ -34,7 +34,7 @@ from matplotlib.figure import Figure  # noqa: E402
 from nanodepth.__main__ import main as nanodepth  # noqa: E402
 from nanodepth.text.tokens import write_dataset  # noqa: E402
 from nanodepth.text.tokenizer import write_tokenizer  # noqa: E402
-from nanodepth.commands.cost import planned  # noqa: E402
+from nanodepth.commands.train import planned  # noqa: E402
 from nanodepth.model import LM, ModelConfig, Span  # noqa: E402
 from nanodepth.models.checkpoint import BROUGHT  # noqa: E402
 # these take `show` by its name, and so before it is replaced
@@ -94,7 +94,7 @@ def rank_of(rank, ranks, port, said, config, before):
                 setattr(module, key, number)
     torch.set_num_threads(1)
     train.draw = lambda *_: None
-    train_command.read = lambda *_: config
+    train_command.read = lambda *_: train_command.Options(**vars(config))
     if before:
         before()
     nanodepth('train', ['config'])

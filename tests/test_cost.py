@@ -7,8 +7,7 @@ import pytest
 from conftest import ROOT, planned_flops, save_run
 
 from nanodepth.__main__ import main as nanodepth
-from nanodepth.commands import cost
-from nanodepth.commands.train import open_parent
+from nanodepth.commands import train as command
 from nanodepth.models.checkpoint import cost_of, state_of
 from nanodepth.models.hf import save_hf
 from nanodepth.model import LM, ModelConfig, unrolled
@@ -28,7 +27,7 @@ def test_every_run_of_the_table_can_be_planned_and_costed(name, capsys, monkeypa
     parent = tiny(n_layer=8)
     if 'retrofit' in name and not name.endswith('dense'):
         parent = surgery(parent, '2-4-2')
-    monkeypatch.setattr(cost, 'open_path', lambda path: ({}, parent))
+    monkeypatch.setattr(command, 'open_path', lambda path: ({}, parent))
     changes = ['--vocab_size=257']
     if 'smollm' in name or 'retrofit' in name:          # at size: shorter, for the test's sake
         changes = ['--steps=2000', '--warmup_steps=20', '--decay_steps=300']
@@ -61,16 +60,17 @@ def test_a_parent_grows_to_n_layer_and_a_loop_is_planned_in_its_order(tmp_path, 
     parent = LM(ModelConfig(vocab_size=257, context=64, n_layer=4, n_embd=32, n_head=2))
     words = [f'--data={data}', '--steps=20', '--warmup_steps=0', '--decay_steps=4']
     c = read(Config, [*words, f'--init_from={save_run(tmp_path / "run", parent)}', '--grow=lidas'])
-    assert [(n, len(model.layers)) for n, model, *_ in cost.stretches(c)] == [
+    assert [(n, len(model.layers)) for n, model, *_ in command.stretches(c)] == [
         (2, 4), (5, 6), (13, 8)]
-    [(_, model, depth, _)] = cost.stretches(read(Config, [*words, '--n_layer=4', '--loop=1-2x3-1']))
+    looped = read(Config, [*words, '--n_layer=4', '--loop=1-2x3-1'])
+    [(_, model, depth, _)] = command.stretches(looped)
     assert unrolled(model.order) == [0, 1, 2, 1, 2, 1, 2, 3] and depth == 8
 
 
 def test_what_a_published_parent_its_cut_and_its_child_cost_is_unknown(tmp_path, tiny, config):
     save_hf(tiny(vocab_size=257, n_layer=5), tmp_path / 'hf', tokenizer='bytes')
     nanodepth('cut', [str(tmp_path / 'hf'), '1-2-1', f'--out={tmp_path / "cut"}'])
-    train(config('child', init_from=str(tmp_path / 'hf')), open_parent)
+    train(config('child', init_from=str(tmp_path / 'hf')), command.open_parent)
     assert all(math.isnan(cost_of(state_of(tmp_path / name))) for name in ('hf', 'cut', 'child'))
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import same
 
-from nanodepth.commands.cost import empty, planned
+from nanodepth.commands.train import empty, planned
 from nanodepth.grow import double, growth_plan, lidas, midas, prop_schedule, stack, untie
 from nanodepth.model import Refused
 from nanodepth.common.options import read

@@ -12,7 +12,7 @@ from conftest import save_run
 from nanodepth import probe
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import probe as page
-from nanodepth.report.tables import read_csv
+from nanodepth.report.tables import read_rows
 from nanodepth.retrofit import surgery
 from nanodepth.training.loader import Loader
 
@@ -30,20 +30,20 @@ def test_one_command_one_page(tiny, data, tmp_path, capsys, monkeypatch):
     for name in page.PROBES:
         assert (out / f'{name}.png').exists() and f'src="{name}.png"' in html
         assert page.TEXTS[name]['title'].replace("'", '&#x27;') in html
-        rows = read_csv(out / f'{name}.csv')
+        rows = read_rows(out / f'{name}.csv')
         missing = 'cut' if name in ('swap', 'skip', 'reverse') else None
         assert {row['run'] for row in rows} == {'plain', 'loop', 'cut'} - {missing}
     assert 'loop: 4 layers deep, 2 of their own (2x2); looked at with' in html
     assert 'cut is not in swap' in html
     assert 'cut: 6 layers deep' in said
     assert page.Options(models=[]).dtype == 'float32'       # whatever the weights were published in
-    score = {row['run']: float(row['score']) for row in read_csv(out / 'depth_score.csv')}
+    score = {row['run']: row['score'] for row in read_rows(out / 'depth_score.csv')}
     tokens = Loader(data, 4, 16, 'val', seed=1).batch(0)[0][:4, :10]
     assert score['plain'] == pytest.approx(probe.depth_score(model, tokens)[0], rel=1e-5)
     # what is noted is not measured again, and another probe beside it is
     monkeypatch.setattr(probe, 'depth_score', None)
     nanodepth('probe', [*runs, f'--out={out}', *FEW, '--only=depth_score,norms'])
-    assert {row['run']: float(row['score']) for row in read_csv(out / 'depth_score.csv')} == score
+    assert {row['run']: row['score'] for row in read_rows(out / 'depth_score.csv')} == score
     with pytest.raises(TypeError):
         nanodepth('probe', [*runs, f'--out={out}', *FEW, '--only=depth_score', '--count=3'])
 

@@ -18,7 +18,7 @@ from conftest import (at_step, bpe, by_layer, flags, left_by, log_of, ranks, ref
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common import files
 from nanodepth.model import LM, ModelConfig, Refused, seed_for
-from nanodepth.models.checkpoint import load_model, stages_of
+from nanodepth.models.checkpoint import load_model
 from nanodepth.text.tokenizer import get_tokenizer
 from nanodepth.text.tokens import write_dataset
 from nanodepth.train import train
@@ -229,15 +229,6 @@ def test_a_start_is_kept_and_what_it_decides_may_differ(config, capsys):
     shutil.rmtree(parent.out_dir)       # a resume needs it no more
     train(dataclasses.replace(child, n_layer=8, steps=child.steps + 2))
     assert log_of(child)[-1]['step'] == child.steps + 2
-
-
-def test_kept_checkpoints_stay_and_another_runs_file_is_no_stage_of_this_one(config, tmp_path):
-    for name, seed in (('run', 0), ('other', 3)):
-        train(config(name, steps=6, warmup_steps=0, decay_steps=1, keep_every=2, seed=seed))
-    kept = {path.name: state_of(path)['step'] for path in (tmp_path / 'run').glob('ckpt-*.pt')}
-    assert kept == {'ckpt-2.pt': 2, 'ckpt-4.pt': 4, 'ckpt-6.pt': 6}
-    shutil.copy(tmp_path / 'other/ckpt-6.pt', tmp_path / 'run/ckpt-9.pt')
-    assert stages_of(tmp_path / 'run') == {2: tmp_path / 'run/ckpt-6.pt'}
 
 
 def test_a_batch_without_a_target_changes_nothing_and_ends_nothing(config, tmp_path):

@@ -30,9 +30,9 @@ from tqdm import tqdm
 
 import nanodepth
 from nanodepth.commands import cut
-from nanodepth.commands.cost import planned
+from nanodepth.commands.train import planned
 from nanodepth.common.errors import Refused, check_choice, nearest
-from nanodepth.common.files import hash_of
+from nanodepth.common.files import checkpoint_file, hash_of
 from nanodepth.model import spans_in
 from nanodepth.models import checkpoint
 from nanodepth.report.contrasts import is_same
@@ -270,7 +270,7 @@ def make(arms, name, seed, made, folder):
         raise Left(f'{missing[0]}, from which it begins, is not there')
     config, words = arms.argv(name, seed)
     if arms[name].is_cut:
-        if not checkpoint.exists(folder):
+        if not checkpoint_file(folder).exists():
             with contextlib.redirect_stdout(io.StringIO()):
                 cut.main([*words, f'--out={folder}'])
     elif not is_whole(folder, config):
@@ -284,7 +284,7 @@ def make(arms, name, seed, made, folder):
 
 def is_whole(folder, config):
     "Has this run ended? One whose settings or plan were others is refused, as train.py does."
-    if not checkpoint.exists(folder):
+    if not checkpoint_file(folder).exists():
         return False
     model, saved = load(folder, {type(span) for span in spans_in(config.order or ())})
     config = resolved(config, model, saved)

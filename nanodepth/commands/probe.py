@@ -19,7 +19,7 @@ from nanodepth.model import unrolled
 from nanodepth.common.errors import Refused, check_choice
 from nanodepth.common.files import replace
 from nanodepth.common.whose import device_of
-from nanodepth.models.checkpoint import family_of, is_hugging_face, named_models
+from nanodepth.models.checkpoint import OURS, kind_of, named_models
 from nanodepth.models.hf import config_of, lacking
 from nanodepth.models.hf_recurrent import FAMILY
 from nanodepth.report.plot import draw_curves, draw_maps, show
@@ -68,7 +68,7 @@ class Probed(Subject):
     def __init__(self, path, args):
         for name in parse_tasks(args.tasks)[1]:
             check_choice('task', name, [*TASKS, *TOY_TASKS])
-        is_other = is_hugging_face(path) and family_of(path) != FAMILY
+        is_other = kind_of(path) not in (OURS, FAMILY)
         if is_other and (lacks := lacking(config_of(path))):        # before it is opened
             raise Refused(f'{path}: the probes look into models of ours, and what becomes ours: '
                           f'Llama and Qwen. This one asks for {lacks}')

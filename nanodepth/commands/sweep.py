@@ -18,7 +18,6 @@ from nanodepth.model import unrolled
 from nanodepth.models.checkpoint import named_models
 from nanodepth.report.printed import print_tables
 from nanodepth.report.tables import UNITS, mean, named_after, number, where, write_csv
-from nanodepth.scoring.lm_eval_scores import SHARES
 from nanodepth.scoring.rows import Asked, Subject, notes_beside
 from nanodepth.scoring.way import Way, Ways, read_ways
 from nanodepth.common.options import read
@@ -70,9 +69,8 @@ PARTS = 'screen', 'judge'
 
 
 def gain(row, change):
-    "A change for the better: of a loss, and where its name says so, less is better."
-    less = UNITS[row['kind']].less_is_better or row['measure'].endswith('(less is better)')
-    return -change if less else change
+    "A change for the better: of a loss, less is better."
+    return -change if UNITS[row['kind']].less_is_better else change
 
 
 def ranked_by(rows):
@@ -81,12 +79,12 @@ def ranked_by(rows):
     accuracy go against each other."""
     of_tasks = [row for row in rows if not row['data']]
     first = {}
+    task_of = lambda row: re.split('(?<!,) ', row['measure'])[0]    # 'arc_easy' of its 'acc_norm'
     for row in of_tasks:
-        task, _, metric = row['measure'].rpartition(' ')
         if row['kind'] == 'share':
-            first.setdefault(task if metric in SHARES else row['measure'], row['measure'])
+            first.setdefault(task_of(row), row['measure'])
     for row in of_tasks:
-        if row['kind'] == 'score' and row['measure'].partition(' ')[0] not in first:
+        if row['kind'] in ('score', 'less') and task_of(row) not in first:
             raise Refused(f'{row["measure"]} is no share of right answers, and nothing can be '
                           'ranked by it: leave its task out')
     return list(first.values()) or [rows[0]['measure']]

@@ -1,23 +1,61 @@
-"""Train a model by a config: train.py, whose parent may be a Hugging Face checkpoint here.
+"""Train a model by a config: train.py, whose parent may be a Hugging Face checkpoint here. With
+--dry_run it says what the run will cost: its stages, parameters, FLOPs, and hours of a GPU.
 Usage: nanodepth train CONFIG [--name=value ...] [--dry_run]     (--help lists the settings)
 """
 import ast
+import collections
 import contextlib
+import functools
 import math
+from dataclasses import dataclass, fields, replace
 
+import numpy as np
 import torch
+from tqdm import tqdm
 
 from nanodepth import ROOT
-from nanodepth.commands import cost
-from nanodepth.common.errors import refusing
+from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.files import claim
-from nanodepth.models.checkpoint import data_of, open_path
 from nanodepth.common.options import read
+from nanodepth.grow import untie
+from nanodepth.model import LM, unrolled
+from nanodepth.models.checkpoint import data_of, open_path
+from nanodepth.report.tables import columns
+from nanodepth.retrofit import core_of
+from nanodepth.text.loader import check_dataset, how_to_prepare
+from nanodepth.text.tokenizer import fingerprint, get_tokenizer
 from nanodepth.train import train
-from nanodepth.training.machine import RANK
-from nanodepth.training.plan import Config
+from nanodepth.training.loader import Loader, folders_of, make_toy_data, parts_of
+from nanodepth.training.machine import PEAKS, RANK
+from nanodepth.training.plan import Config, model_config, plan, resolved, stages
 
 OUT_OF_MEMORY = 'the GPU has too little memory: a higher --grad_accum makes smaller pieces'
+
+
+@dataclass
+class Options(Config):
+    dry_run: bool = False           # print what the run will cost, and end
+
+
+def main(argv):
+    if not argv:
+        print(*__doc__.splitlines()[2:], sep='\n')
+        for path in sorted((ROOT / 'config').glob('[!_]*.py')):
+            about = ast.get_docstring(ast.parse(path.read_text(encoding='utf-8'))) or ''
+            print(f'  {f"config/{path.name}":44}{about.partition(chr(10))[0]}')
+        raise SystemExit(2)
+    options = read(Options, argv)
+    config = Config(**{each.name: getattr(options, each.name) for each in fields(Config)})
+    if options.dry_run:
+        show(config)
+        for folder in folders_of(config.data) + folders_of(config.cooldown_data or []):
+            check_data(folder)
+        return
+    with refusing(torch.OutOfMemoryError, why=lambda error: OUT_OF_MEMORY):
+        with claim(config.out_dir) if RANK == 0 else contextlib.nullcontext():
+            stopped = train(config, open_parent)
+    if stopped:         # make or a scheduler must not take the run for finished
+        raise SystemExit(128 + stopped)
 
 
 def open_parent(path, classes):
@@ -27,18 +65,102 @@ def open_parent(path, classes):
     return model, state | dict(data=data_of(path, state))
 
 
-def main(argv):
-    if not argv:
-        print(*__doc__.splitlines()[1:], sep='\n')
-        for path in sorted((ROOT / 'config').glob('[!_]*.py')):
-            about = ast.get_docstring(ast.parse(path.read_text(encoding='utf-8'))) or ''
-            print(f'  {f"config/{path.name}":44}{about.partition(chr(10))[0]}')
-        raise SystemExit(2)
-    if any(arg.partition('=')[0] == '--dry_run' for arg in argv):
-        return cost.main(argv)
-    config = read(Config, argv)
-    with refusing(torch.OutOfMemoryError, why=lambda error: OUT_OF_MEMORY):
-        with claim(config.out_dir) if RANK == 0 else contextlib.nullcontext():
-            stopped = train(config, open_parent)
-    if stopped:         # make or a scheduler must not take the run for finished
-        raise SystemExit(128 + stopped)
+# --------------------------------------------------------------- the cost, before a run
+# All that a run does follows from its settings, so its cost is added up without running it.
+
+def empty(config, n_layer):
+    "The config's model without its weights."
+    n_vocab = config.vocab_size
+    if n_vocab is None:
+        make_toy_data(config)
+        try:
+            val = Loader(config.data, config.batch_size, config.context, 'val')
+            n_vocab = val.datasets[0].about['n_vocab']
+        except Refused as error:
+            raise Refused(f'vocab_size is unknown: {error}, or say --vocab_size=N') from None
+    with torch.device('meta'):
+        return LM(model_config(config, n_layer, n_vocab))
+
+
+def stretches(config):
+    """A run as a list of its stretches, steps of one order: [(how many steps, the model, the layers
+    that run, the FLOPs of a token summed over these steps)]."""
+    parent = open_path(config.init_from)[1] if config.init_from else None
+    core = core_of(parent)
+    if parent:
+        config = resolved(config, parent, {})
+    begins = {stage.first_step for stage in stages(config)}
+    if config.cooldown_loop:
+        begins |= {config.steps - config.decay_steps} - {config.steps}
+    begins = sorted(begins)
+    rows = []
+    for first, end in zip(begins, [*begins[1:], config.steps]):
+        now = plan(config, first)
+        if parent is None:
+            model = empty(config, now.n_layer)
+            model.order = list(now.order or model.order)
+        else:
+            if now.n_layer > len(parent.layers):
+                parent = untie(parent, now.grown_from)
+            model = parent
+        order = now.order or model.order
+        if core:        # its equal draws are computed once
+            draws = (plan(config, step) for step in range(first, end))
+            flops = 0
+            counts = collections.Counter((each.r, each.backprop_depth) for each in draws)
+            for (core.r, core.backprop_depth), n in counts.items():
+                flops += n * model.flops_per_token(order, config.context)
+            core.r, core.backprop_depth = config.recurrence, config.backprop_depth
+        else:
+            flops = (end - first) * model.flops_per_token(order, config.context)
+        rows.append((end - first, model, len(unrolled(order)), flops))
+    return rows
+
+
+def planned(config):
+    """The training FLOPs of a whole run. Those of config/smollm_*.py are the totals of Table 7 of
+    "Do Depth-Grown Models Overcome the Curse of Depth?", to the last digit."""
+    return sum(flops for *_, flops in stretches(config)) * config.batch_size * config.context
+
+
+def check_data(folder):
+    "Say what is in a dataset, or in each of a mixture, and check every checksum."
+    for part in parts_of(folder):
+        if not (part / 'train.json').exists():
+            print(f'{part} is not here yet; {how_to_prepare(part)}')
+            continue
+        for split in ('train', 'val'):
+            about = check_dataset(part, split, functools.partial(
+                tqdm, desc=f'{part}, {split}: checking', leave=False))
+            tokenizer = get_tokenizer(about['tokenizer'])
+            if fingerprint(tokenizer) != about['fingerprint']:
+                raise Refused(f'{part} was made with another tokenizer than the one that is '
+                              f'{about["tokenizer"]!r} now: put that one back, or make it anew')
+            ids = np.fromfile(part / about['shards'][0]['file'], about['dtype'], 40).tolist()
+            print(f'{part}, {split}: {about["tokens"]:,} tokens of {about["tokenizer"]!r}, '
+                  f'checksums right; it begins {tokenizer.decode(ids)!r}, from {about["origin"]}')
+
+
+def show(config):
+    "Print the cost."
+    a_step = config.batch_size * config.context
+    table = [['steps', 'layers', 'depth', 'parameters', 'GFLOPs a token', 'petaFLOPs']]
+    total = first = 0
+    for n, model, depth, flops in stretches(config):
+        table.append([f'{first:,} to {first + n:,}', str(len(model.layers)), str(depth),
+                      f'{model.num_params():,}', f'{flops / n / 1e9:.3f}',
+                      f'{flops * a_step / 1e15:,.3f}'])
+        first += n
+        total += flops * a_step
+    print(columns(table))
+    print(f'in all {total / 1e15:,.3f} petaFLOPs; {config.steps:,} steps of '
+          f'{config.batch_size:,} x {config.context:,} = {a_step:,} tokens, '
+          f'{config.steps * a_step / 1e9:,.2f}B in all')
+    if config.grow and not config.init_from:
+        full = planned(replace(config, grow=None))
+        print(f'with {config.n_layer} layers from the first step on it would be '
+              f'{full / 1e15:,.3f}: growing saves {1 - total / full:.1%}')
+    minutes = total / (0.4 * PEAKS['H100']) / 60
+    time = f'{minutes / 60:,.1f} hours' if minutes > 120 else f'{minutes:,.1f} minutes'
+    if minutes >= 0.05:         # a toy is for a laptop: its config says how long it takes there
+        print(f'time: {time} on one H100, at 40% of its peak')

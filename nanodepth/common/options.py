@@ -50,7 +50,7 @@ def config_file(path, kinds, files=None):
         return settings.config_file(path, kinds)
     finally:
         brought = {name: found for name in sys.modules.keys() - there
-                   if (found := file_of(sys.modules[name])) and is_own(found, file.parent)}
+                   if (found := own_file(sys.modules[name], file.parent))}
         if files is not None:
             files |= {file, *brought.values()}
         sys.path[:] = search
@@ -59,11 +59,9 @@ def config_file(path, kinds, files=None):
         sys.modules.update({name: module for name, module in lent.items() if module})
 
 
-def file_of(module):
-    return Path(module.__file__).resolve() if getattr(module, '__file__', None) else None
-
-
-def is_own(file, folder):
-    "Does a module stand beside a config, or beside the book, and not in the package or installed?"
+def own_file(module, folder):
+    "Its file, if a module stands beside a config or the book: not in the package, nor installed."
+    file = Path(getattr(module, '__file__', None) or HERE).resolve()
     near = file.is_relative_to(folder) or file.is_relative_to(ROOT)
-    return near and not file.is_relative_to(HERE) and 'site-packages' not in file.parts
+    is_own = near and not file.is_relative_to(HERE) and 'site-packages' not in file.parts
+    return file if is_own else None

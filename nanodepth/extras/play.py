@@ -21,8 +21,7 @@ from nanodepth.common.errors import Refused, check_choice
 from nanodepth.common.files import read_json, replace
 from nanodepth.common.options import read
 from nanodepth.looping.layers import MIDDLE
-from nanodepth.models import checkpoint
-from nanodepth.models.checkpoint import load_model, open_path, refuse_missing
+from nanodepth.models.checkpoint import kind_of, load_model, open_path, state_of
 from nanodepth.report.logs import log_of
 from nanodepth.report.tables import run_names
 from nanodepth.retrofit import Core, core_of, parts_of
@@ -56,7 +55,7 @@ def stages_of(run):
     stages = []
     copies = None
     if config.get('grow') and (Path(run) / 'log.jsonl').exists():
-        kept = checkpoint.stages_of(run)
+        kept = kept_stages(run, state)
         orders = [line['grown']['origin'] for line in log_of(run) if 'grown' in line]
         n = config['grow_block']
         for order in orders:
@@ -67,6 +66,18 @@ def stages_of(run):
             stages = []
             copies = None
     return [*stages, (run, model, copies)]
+
+
+def kept_stages(run, state):
+    """{layers: the last checkpoint of so many that was kept of a run, and not of another that has
+    lain in its folder}."""
+    def made(state):
+        config = state.get('config') or {}
+        return [*map(config.get, ('seed', 'init_from', 'n_embd')), state.get('data')]
+    kept = [(state_of(path), path) for path in Path(run).glob('ckpt-*.pt')]
+    kept.sort(key=lambda each: each[0]['step'])
+    return {each['model_config']['n_layer']: path for each, path in kept
+            if made(each) == made(state)}
 
 
 def refuse(model, run, largest):
@@ -347,7 +358,7 @@ class Options:
 def main(argv=None):
     options = read(Options, argv, ['runs'])
     for run in options.runs:
-        refuse_missing(run)
+        kind_of(run)            # a line, if there is none
         if not str(run).isprintable():
             raise Refused(f'{str(run)!r} has characters that no page can name: rename the folder')
     names = '_'.join(Path(run).name for run in options.runs)

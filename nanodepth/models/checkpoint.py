@@ -3,7 +3,6 @@ Usage: model = load_model('out/run')
 """
 import inspect
 import math
-import re
 import runpy
 from pathlib import Path
 
@@ -18,51 +17,35 @@ from nanodepth.text.tokenizer import fingerprint, get_tokenizer
 from nanodepth.training.checkpoint import load
 from nanodepth.wrapper import Window
 
-def is_hugging_face(folder):
-    "Is this a Hugging Face folder and no run of ours, or a name on the hub?"
-    path = Path(folder)
-    is_theirs = (path / 'config.json').exists() and not exists(folder)
-    return is_theirs or on_hub(folder)
+OURS = 'nanodepth'      # the kind of what train.py has saved
 
 
-def family_of(path):
-    "What a Hugging Face checkpoint calls its kind of model, or None."
-    config = local_folder(path) / 'config.json'
-    return read_json(config).get('model_type') if config.exists() else None
-
-
-def exists(folder):
-    return checkpoint_file(folder).exists()
-
-
-def file_of(folder):
-    "A run's checkpoint; `folder` may name the file itself."
-    path = checkpoint_file(folder)
-    if not path.exists():
-        parent = Path(folder).parent
-        beside = [str(p) for p in parent.iterdir() if p != Path(folder)] if parent.is_dir() else []
-        raise Refused(f'there is no checkpoint at {folder} (no {path}){nearest(folder, beside)}')
-    return path
+def kind_of(path):
+    """What stands at a path, or on the hub under such a name: OURS, or the word for its family in
+    a Hugging Face checkpoint, such as 'llama'. A line says that nothing is there."""
+    file = checkpoint_file(path)
+    if file.exists():
+        return OURS
+    if on_hub(path) or (Path(path) / 'config.json').exists():
+        return read_json(local_folder(path) / 'config.json').get('model_type')
+    parent = Path(path).parent
+    beside = [str(p) for p in parent.iterdir() if p != Path(path)] if parent.is_dir() else []
+    raise Refused(f'there is no checkpoint at {path} (no {file}){nearest(path, beside)}')
 
 
 def named_models(paths):
     """{name: path} of checkpoints. The first is opened at once; that the others are there is asked
     now, before the work on it."""
     for path in paths[1:]:
-        refuse_missing(path)
+        kind_of(path)
     return run_names(paths)
 
 
-def refuse_missing(path):
-    if not is_hugging_face(path):
-        file_of(path)
-
-
 def state_of(path):
-    "What a checkpoint says beside its weights; of a Hugging Face folder nothing."
-    if is_hugging_face(path):
+    "What a checkpoint says beside its weights; of a Hugging Face one nothing."
+    if kind_of(path) != OURS:
         return {}
-    state = load_tensors(file_of(path))
+    state = load_tensors(checkpoint_file(path))
     if 'order' not in state:
         raise Refused(f'{path} is of an older form, last read at a8c26fc')
     return state
@@ -91,12 +74,12 @@ def open_path(path, others=False, classes=()):
     if state:
         try:
             with reading(path):
-                model, state = load(file_of(path), [*BROUGHT, *classes_in(classes)])
+                model, state = load(path, [*BROUGHT, *classes_in(classes)])
         except Refused as error:        # such as a Span or a solver that nobody has brought
             raise Refused(f'{path}: {error}') from None
     else:
         from nanodepth.models import hf, hf_recurrent       # a run of ours never needs them
-        if family_of(path) == hf_recurrent.FAMILY:
+        if kind_of(path) == hf_recurrent.FAMILY:
             model = hf_recurrent.load_raven(local_folder(path))
         else:
             model = hf.load_hf(path, others)
@@ -161,30 +144,6 @@ def fast_in_bfloat16(device):
         return torch.cuda.get_device_capability(device) >= (8, 0)
     return device.type == 'cpu' and (torch.cpu._is_amx_tile_supported()
                                      or torch.cpu._is_avx512_bf16_supported())
-
-
-def stages_of(folder):
-    """{layers: the last checkpoint of so many that was kept of the run in a folder, and not of
-    another that has lain there}."""
-    stages = {}
-    for path in kept_in(folder, r'ckpt-(\d+)\.pt'):
-        state = state_of(path)
-        if run_of(state) == run_of(state_of(folder)):
-            stages[state['model_config']['n_layer']] = path
-    return stages
-
-
-def kept_in(folder, pattern):
-    "The paths in a run's folder that have such a name, in the order of their numbers."
-    paths = {path: re.fullmatch(pattern, path.name) for path in Path(folder).iterdir()}
-    return sorted((path for path, match in paths.items() if match),
-                  key=lambda path: int(paths[path][1]))
-
-
-def run_of(state):
-    "What all checkpoints of a run have in common."
-    config = state.get('config') or {}
-    return [*(config.get(name) for name in ('seed', 'init_from', 'n_embd')), state.get('data')]
 
 
 def data_of(path, state):

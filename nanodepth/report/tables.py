@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from nanodepth.common.files import read_run, reading, replace
+from nanodepth.common.files import read_run, replace
 from nanodepth.training.plan import FREE
 
 
@@ -30,9 +30,11 @@ class Unit(NamedTuple):
     margin: float | None    # a difference, as it is written, that would not matter
 
 
-# of a loss, of a right answer, of how many are right, and of any other number
+# of a loss, of a right answer, of how many are right, and of any other number, of which more or
+# less is better
 UNITS = dict(nats=Unit('nats', 1, '.3f', True, 0.02), log_prob=Unit('nats', 1, '.3f', False, 0.05),
-             share=Unit('%', 100, '.1f', False, 5.0), score=Unit('', 1, '.3g', False, None))
+             share=Unit('%', 100, '.1f', False, 5.0), score=Unit('', 1, '.3g', False, None),
+             less=Unit('less is better', 1, '.3g', True, None))
 
 
 class Score(NamedTuple):
@@ -176,15 +178,6 @@ def as_csv(rows):
     return file.getvalue().encode()
 
 
-def read_csv(path):
-    "The rows of a CSV file, every value as the text that stands there."
-    with reading(path), open(path, newline='', encoding='utf-8') as file:
-        rows = list(csv.DictReader(file, strict=True))
-        if any(None in (*row, *row.values()) for row in rows):
-            raise ValueError('a row has more or fewer cells than the first')
-        return rows
-
-
 def read_rows(path):
     "The rows of a CSV file, numbers as numbers; none, if there is no such file yet."
     def value(text):
@@ -194,7 +187,8 @@ def read_rows(path):
             return text
     if not path.exists():
         return []
-    return [{key: value(text) for key, text in row.items()} for row in read_csv(path)]
+    with open(path, newline='', encoding='utf-8') as file:
+        return [{key: value(text) for key, text in row.items()} for row in csv.DictReader(file)]
 
 
 def beside(path, ending):

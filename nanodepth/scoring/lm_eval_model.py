@@ -11,7 +11,7 @@ from transformers import GenerationConfig
 
 from nanodepth.common.errors import Refused, say
 from nanodepth.common.files import read_json
-from nanodepth.models.checkpoint import is_hugging_face
+from nanodepth.models.checkpoint import OURS, kind_of
 from nanodepth.scoring.likelihoods import likelihoods
 from nanodepth.common.whose import local_folder
 
@@ -58,7 +58,7 @@ class ScoredModel(HFLM):
 def generation_of(path):
     """What another family's folder says of generated text: as transformers, by config.json where no
     file is there. Nothing, of a run of ours."""
-    if not is_hugging_face(path):
+    if kind_of(path) == OURS:
         return {}
     folder = local_folder(path)
     file = folder / 'generation_config.json'

@@ -30,8 +30,6 @@ LISTS = {name: [(*task, None, None)[:3] for task in tasks] for name, tasks in
          tomllib.loads((EVALS / 'lists.toml').read_text(encoding='utf-8')).items()}
 LISTS['benchmarks'] = [task for name in ('closed', 'open', 'language', 'math')
                        for task in LISTS[name]]
-# metrics from 0 to 1, of which more is better
-SHARES = ('acc', 'acc_norm', 'exact_match', 'em', 'f1', 'mc1', 'mc2')
 
 
 @functools.cache
@@ -87,27 +85,31 @@ def evaluate(lm, tasks, keep, shots=None, **options):
 
 
 def scores_of(results):
-    """{'arc_easy acc': Score} of lm-eval's results, in their order. A name says which way is
-    better, unless it is a share of right answers."""
-    scores = {}
+    """{'arc_easy acc': Score} of lm-eval's results, in their order. A metric is a share if each
+    document has from 0 to 1 of it, and more is better; that of a group is what its tasks' are."""
     is_number = lambda value: isinstance(value, (int, float))
+    found, shares = {}, set()
     for task, result in results['results'].items():
         for key, value in result.items():
             metric, _, how = key.partition(',')
             if not how or metric.endswith('_stderr') or not is_number(value):
                 continue
-            error = result.get(f'{metric}_stderr,{how}')
             documents = [sample.get(metric) for sample in sorted(
                 results.get('samples', {}).get(task, []), key=lambda sample: sample['doc_id'])
                 if sample['filter'] == how]
-            better = results['higher_is_better'].get(task, {}).get(metric, True)
-            name = f'{task} {metric}' + ('' if how == 'none' else f' ({how})')
-            is_share = metric in SHARES and not task.startswith('squad')     # of 100 there
-            if not is_share:
-                name += f' ({"more" if better else "less"} is better)'
-            scores[name] = Score('share' if is_share else 'score', value,
-                                 error if is_number(error) else None,
-                                 [d if is_number(d) else None for d in documents])
+            is_more_better = results['higher_is_better'].get(task, {}).get(metric, True)
+            found[task, metric, how] = documents, is_more_better
+            if is_more_better and documents and all(is_number(d) and 0 <= d <= 1
+                                                    for d in documents):
+                shares.add(metric)
+    scores = {}
+    for (task, metric, how), (documents, is_more_better) in found.items():
+        result = results['results'][task]
+        error = result.get(f'{metric}_stderr,{how}')
+        kind = 'share' if metric in shares else 'score' if is_more_better else 'less'
+        scores[f'{task} {metric}' + ('' if how == 'none' else f' ({how})')] = Score(
+            kind, result[f'{metric},{how}'], error if is_number(error) else None,
+            [d if is_number(d) else None for d in documents])
     return scores
 
 

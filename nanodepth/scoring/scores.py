@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from nanodepth.common.errors import Refused
-from nanodepth.models.checkpoint import is_hugging_face
+from nanodepth.models.checkpoint import OURS, kind_of
 from nanodepth.report.tables import Score, error_of, mean, p_value
 from nanodepth.scoring.likelihoods import log_likelihoods, losses_of
 from nanodepth.text.loader import how_to_prepare
@@ -110,7 +110,7 @@ def starts_of(path):
     """The tokens that a checkpoint wants before each row of data. Others' checkpoints, if their
     tokenizer begins a text with tokens of its own, were trained with them at every text: without
     them Gemma is lost. Ours are trained on windows out of the middle, and read windows here too."""
-    return getattr(get_tokenizer(path), 'starts', []) if is_hugging_face(path) else []
+    return [] if kind_of(path) == OURS else getattr(get_tokenizer(path), 'starts', [])
 
 
 def is_there(data):

@@ -100,7 +100,7 @@ def connection():
 READ = {'text': column, 'chat': chat, 'archived': archived}
 
 
-def kind_of(path):
+def format_of(path):
     "How `datasets` reads a file whose rows are documents; None for plain text."
     found = re.search(r'\.(parquet|json)l?(\.gz|\.zst)?$', str(path), re.I)
     return found and found[1].lower()
@@ -109,7 +109,7 @@ def kind_of(path):
 def rows(path, name, cuts):
     """The rows of a parquet or JSON Lines file, here or on the hub, as dicts. Plain text is one, or
     is cut into several."""
-    if not kind_of(path):
+    if not format_of(path):
         with refusing(UnicodeDecodeError, why=lambda error: f'{path} is not text in UTF-8 '
                       f'({error.reason} at byte {error.start}): convert it first, or leave it out'):
             text = Path(path).read_text(encoding='utf-8')
@@ -121,7 +121,7 @@ def rows(path, name, cuts):
     i = 0
     try:
         # escaped, because a name with brackets would be taken for a pattern of others
-        for row in load_dataset(kind_of(path), data_files=glob.escape(str(path)), split='train',
+        for row in load_dataset(format_of(path), data_files=glob.escape(str(path)), split='train',
                                 streaming=True):
             yield row
             i += 1
@@ -163,7 +163,7 @@ def files_in(folder):
     for path in sorted(folder.rglob('*')):
         if path.is_file() and not any(name[0] == '.' for name in path.relative_to(folder).parts):
             ending = path.suffix.lower()
-            if ending in TEXTS or kind_of(path) and ending != '.json':
+            if ending in TEXTS or format_of(path) and ending != '.json':
                 files.append(path)
             else:
                 others[ending or 'no ending'] += 1
@@ -384,7 +384,7 @@ def parts_of_source(source, folder, where):
         return plan['parts']
     files = on_the_hub(source) if not where else {
         str(path.relative_to(where)): listed(path) for path in files_in(where / source.name)
-        if kind_of(path)}
+        if format_of(path)}
     if not files:
         raise Refused(f'there is no parquet or JSON Lines file of {source.name} in '
                       f'{where or f"{source.repo}, {source.files}"}')

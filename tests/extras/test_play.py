@@ -4,11 +4,12 @@ line."""
 import base64
 import json
 import re
+import shutil
 import struct
 
 import pytest
 import torch
-from conftest import ROOT, byte_level_bpe, refused, save_run
+from conftest import ROOT, byte_level_bpe, refused, save_run, state_of
 from families import tiny as family
 
 from nanodepth.__main__ import main as nanodepth
@@ -18,6 +19,7 @@ from nanodepth.models.checkpoint import load_model
 from nanodepth.grow import double, lidas, untie
 from nanodepth.retrofit import surgery
 from nanodepth.text.primitives import few_shot
+from nanodepth.train import train
 from nanodepth.wrapper import Window
 
 
@@ -102,6 +104,16 @@ def assert_holds(raw, places, model, small):
                 found = unpacked(raw, place, row, column)
                 assert found == pytest.approx(t[row, column].item(), abs=1e-6), key
                 assert abs(found - near[row, column].item()) <= 2 * most + 1e-6, key
+
+
+def test_kept_checkpoints_stay_and_another_runs_file_is_no_stage_of_this_one(config, tmp_path):
+    for name, seed in (('run', 0), ('other', 3)):
+        train(config(name, steps=6, warmup_steps=0, decay_steps=1, keep_every=2, seed=seed))
+    kept = {path.name: state_of(path)['step'] for path in (tmp_path / 'run').glob('ckpt-*.pt')}
+    assert kept == {'ckpt-2.pt': 2, 'ckpt-4.pt': 4, 'ckpt-6.pt': 6}
+    shutil.copy(tmp_path / 'other/ckpt-6.pt', tmp_path / 'run/ckpt-9.pt')
+    run = tmp_path / 'run'
+    assert play.kept_stages(run, state_of(run)) == {2: run / 'ckpt-6.pt'}
 
 
 def test_the_page_holds_the_rounded_models_and_their_questions(run, tiny, tmp_path):
