@@ -451,7 +451,7 @@ def test_much_text_is_read_in_parts_and_goes_on(tmp_path, monkeypatch):
     assert contents(tmp_path / 'd') == whole
     assert first.stat().st_mtime_ns == before
     (tmp_path / 'mine/0 [a].jsonl').write_text('{"text": "another"}')
-    for more, why in (([], 'begun with other files'), (['--chat'], 'with read=text, not chat')):
+    for more, why in (([], r'other files or settings \(parts\)'), (['--chat'], r'settings \(read\)')):
         with pytest.raises(Refused, match=why):
             text_script['main']([*command, *more])
 
@@ -583,7 +583,7 @@ def test_a_mixture_goes_on_to_more_tokens_and_is_left_as_it_is(source, made, tmp
         meta = json.loads((tmp_path / 'cosmopedia/train.json').read_text())
         assert 0.15 * number(tokens) <= meta['tokens'] == sum(s['tokens'] for s in meta['shards'])
     assert contents(tmp_path) == contents(made)
-    with pytest.raises(Refused, match='begun with val_every=50, not 7'):
+    with pytest.raises(Refused, match=r'settings \(val_every\)'):
         prepare(command(source, made, '--val_every=7'))
     (tmp_path / 'mixture.json').write_text('{"another": 1}')
     with pytest.raises(Refused, match='holds mixture.json of something else'):

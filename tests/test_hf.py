@@ -200,7 +200,7 @@ def edit(path, **changes):
     (dict(layer_types=['full_attention', 'sliding_attention', 'full_attention']),
      'attention over a sliding window'),
     (dict(hidden_act='gelu'), "the activation 'gelu'"),
-    (dict(is_causal=False), 'attends in both directions'),
+    (dict(is_causal=False), 'attention in both directions'),
     (dict(quantization_config=dict(bits=4)), 'quantized weights'),
     (dict(rope_parameters=dict(rope_type='yarn', factor=2.0)), "rope scaling of the kind 'yarn'"),
     (dict(num_hidden_layers=4), 'missing keys: model.layers.3.input_layernorm.weight'),

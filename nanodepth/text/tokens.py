@@ -293,19 +293,14 @@ def describe(folder, split, tokenizer, shards, kinds, origin):
 
 
 def begin(folder, plan):
-    "A dataset's folder is new, or was begun with the same plan, or not far enough to matter."
+    "A dataset's folder is new, or was begun with the same plan."
     path = folder / 'plan.json'
-    there = sorted({each.name for each in folder.iterdir()} - {'lock'})
-    if there and not path.exists():
-        raise Refused(f'{folder} holds {there[0]} of something else: choose another --out')
-    begun = read_json(path) if path.exists() else plan
-    if begun.keys() != plan.keys():
-        raise Refused(f'{folder} holds a plan.json of something else: choose another --out')
-    differs = [name for name in plan if begun.get(name) != plan[name]]
-    if differs and any(name == 'train.json' or name.startswith('part_') for name in there):
-        name = differs[0]
-        what = 'other files' if name == 'parts' else f'{name}={begun.get(name)}, not {plan[name]}'
-        raise Refused(f'{folder} was begun with {what}: choose another --out, or remove it')
+    begun = read_json(path) if path.exists() else {}
+    others = {each.name for each in folder.iterdir()} - {'lock', 'plan.json'}
+    if others and begun != plan:
+        name = next(name for name in (*plan, *begun) if begun.get(name) != plan.get(name))
+        raise Refused(f'{folder} holds {min(others)}, made of other files or settings ({name}): '
+                      'choose another --out, or remove it')
     write_json(path, plan)
 
 
@@ -328,7 +323,7 @@ def make(folder, parts, how, workers=1, budget=math.inf):
     documents = {split: sum(part[split]['documents'] for part in made)
                  for split in ('train', 'val')}
     if not all(documents.values()):
-        for path in folder.glob('part_*.json'):         # it may be begun with more
+        for path in [*folder.glob('*_?????.*'), folder / 'plan.json']:  # begun anew with more
             path.unlink()
         raise Refused(f'{folder}: {documents["train"]} documents to train on and '
                       f'{documents["val"]} to validate with are too few (a file of text is one, '
