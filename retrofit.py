@@ -53,11 +53,10 @@ def core_of(model):
 
 def parts_of(model):
     "(prelude, core, coda): the items before the Core, within it and after it."
-    order = model.order
-    for place, item in enumerate(order):
-        if isinstance(item, Core):
-            return order[:place], item.items, order[place + 1:]
-    raise Refused(f'the order {order} has no Core, or only one within another Span')
+    order, core = model.order, core_of(model)
+    require(core in order, f'the order {order} has no Core, or only one within another Span')
+    place = order.index(core)
+    return order[:place], core.items, order[place + 1:]
 
 
 # ------------------------------------------------------------------------------------------ surgery
@@ -257,10 +256,11 @@ if __name__ == '__main__':
     from training.checkpoint import load, save
     if len(sys.argv) != 3:
         raise SystemExit(__doc__)
-    folder, shape = Path(sys.argv[1]), sys.argv[2]
+    given, shape = Path(sys.argv[1]), sys.argv[2]
+    folder = given.parent if given.suffix == '.pt' else given       # of its run
     out = folder.with_name(f'{folder.name}_{shape}')
     try:
-        model, saved = load(folder)
+        model, saved = load(given)
         recurrent = retrofit.surgery(model, shape)          # it may refuse, before anything is made
         require(not out.exists(), f'{out} is there already: remove it, or give it another name')
     except Refused as error:

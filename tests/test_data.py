@@ -451,8 +451,8 @@ def test_much_text_is_read_in_parts_and_goes_on(tmp_path, monkeypatch):
     assert contents(tmp_path / 'd') == whole
     assert first.stat().st_mtime_ns == before
     (tmp_path / 'mine/0 [a].jsonl').write_text('{"text": "another"}')
-    for more, why in (([], r'other files or settings \(parts\)'), (['--chat'], r'settings \(read\)')):
-        with pytest.raises(Refused, match=why):
+    for more, name in (([], 'parts'), (['--chat'], 'read')):
+        with pytest.raises(Refused, match=rf'made of other files or settings \({name}\)'):
             text_script['main']([*command, *more])
 
 

@@ -39,7 +39,7 @@ from nanodepth.scoring import (likelihoods, lm_eval_scores as harness, rows as r
                                scores as scoring)
 from nanodepth.scoring.rows import Asked, facts, Subject
 from nanodepth.scoring.scores import ask, half, log_likelihoods, parse_tasks, Score
-from nanodepth.scoring.way import name_of, read_ways, Way, Ways
+from nanodepth.scoring.way import notation, read_ways, Way, Ways
 from nanodepth.text.primitives import Example, few_shot
 from nanodepth.text.tokenizer import get_tokenizer, write_tokenizer
 from nanodepth.common.options import read
@@ -113,7 +113,7 @@ def test_options_become_ways_as_users_type_them():
     with pytest.raises(Refused, match='--loop and --r are different ways'):
         given('--loop=2x2', '--r=2')
     orders = [list(o) for n in (1, 2, 3) for o in product(range(4), repeat=n)]
-    assert len({*map(name_of, orders)}) == len(orders)      # each has a name of its own
+    assert len({*map(notation, orders)}) == len(orders)      # each has a name of its own
 
 
 # ----------------------------------------------------------------------------------- our own scorer

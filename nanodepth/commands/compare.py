@@ -152,11 +152,16 @@ class Arms(dict):
             raise Refused('no arm is trained: an arm is a config with settings')
         for name in self.trained():         # what can be known before the first run is refused here
             make_toy_data(self.config(name)[0])
-            if not {name, self[name].flops} & {each for each in self if self[each].begins}:
+            if not self.waits(name):
                 planned(self.argv(name, 0)[0])
         self.first = next(name for name in lines if not arms[name].is_cut)
         for name in self.trained() if partners else ():
             self.add_partner(name)
+
+    def waits(self, name):
+        "Has another model to be made before it is known what an arm does?"
+        arm = self[name]
+        return bool(arm.begins or arm.flops and self.waits(arm.flops))
 
     def trained(self):
         return [name for name, arm in self.items() if not arm.is_cut]
@@ -178,17 +183,21 @@ class Arms(dict):
     def folder(self, name, seed):
         """Named by all settings, with the sources of functions among them, and by the texts of the
         book, of the configs and of what they import. What it begins from counts, too: {name} in a
-        line is such a folder, and of any other parent the files are read."""
+        line is such a folder, and of any other parent the files are read. Of an arm with another
+        one's FLOPs the steps count, and not the other one, as soon as they are known."""
         files = {*map(nanodepth.file_of, nanodepth.BOOK)}
         config, words = self.config(name, 0, files)
         files = stamps(files)
         parent = config.run if self[name].is_cut else config.init_from
         if parent and not self[name].begins:
             files += files_of(parent)
+        flops = self[name].flops
+        if flops and not self.waits(name):
+            config, flops = self.argv(name, seed)[0], None
         settings = {} if self[name].is_cut else {
             key: value for key, value in as_written(config).items()
             if key not in FREE - {'data'} | {'seed'}}
-        said = [settings or words, self[name].flops and self.folder(self[name].flops, 0).name,
+        said = [settings or words, flops and self.folder(flops, 0).name,
                 sorted(hash_once(*stamp) for stamp in files)]
         letters = hashlib.sha256(json.dumps(said, default=str).encode()).hexdigest()[:8]
         short = re.sub(r'[^\w.=+-]+', '_', name)[:30]
@@ -362,6 +371,7 @@ def main(argv=None):
     jobs = [(name, seed) for seed in seeds for name in arms]
     folders = {job: arms.folder(*job) for job in jobs}      # by what the files say now
     rows, made, left, first = [], {}, [], None
+    given = [*checkpoint.BROUGHT]       # by --classes; a config brings its own
     for name, seed in tqdm(jobs, 'runs', unit='run'):
         try:
             folder = made[name, seed] = make(arms, name, seed, made, folders[name, seed])
@@ -370,6 +380,8 @@ def main(argv=None):
             tqdm.write(left[-1], file=sys.stderr)
             continue
         if not arms[name].is_cut:
+            spans = spans_in(arms.config(name, seed)[0].order or ())
+            checkpoint.BROUGHT[:] = [*given, *map(type, spans)]
             subject = Subject(folder, options, like=first)
             first = first or subject
             if subject.data() != first.data():

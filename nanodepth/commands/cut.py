@@ -15,7 +15,7 @@ from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.files import new_folder
 from nanodepth.grow import untie
 from nanodepth.model import spans_in, unrolled
-from nanodepth.models.checkpoint import cost_of, data_of, open_path
+from nanodepth.models.checkpoint import Brought, cost_of, data_of, open_path
 from nanodepth.report.tables import columns
 from nanodepth.retrofit import core_of, cut, flops_paper, parts_of, seed_for, surgery
 from nanodepth.text.tokenizer import keep_tokenizer
@@ -24,7 +24,7 @@ from nanodepth.training.checkpoint import save
 
 
 @dataclass
-class Options:
+class Options(Brought):
     run: str           # a folder that train.py wrote, or a Hugging Face checkpoint
     shape: str | None = None            # layers of prelude, core and coda, such as 2-4-2
     untie: bool = False         # instead: of a looped run, give each of its layers its own weights

@@ -28,7 +28,7 @@ from nanodepth.retrofit import core_of
 from nanodepth.scoring.lens import exit_at, quality, train_lens
 from nanodepth.scoring.rows import Asked, NotHere, Subject, group_of, notes_beside
 from nanodepth.scoring.scores import ask, data_scores, open_data, parse_tasks
-from nanodepth.scoring.way import Ways, name_of, read_way
+from nanodepth.scoring.way import Ways, notation, read_way
 from nanodepth.text.primitives import TASKS, TOY_TASKS
 from nanodepth.common.options import read
 
@@ -285,7 +285,7 @@ def main(argv=None):
             rows[name] += [dict(run=run, group=groups[run]) | place | numbers
                            for place, numbers in places]
         lines.append(f'{run}: {len(order)} layers deep, {len({*order})} of their own '
-                     f'({name_of(order)}); looked at with {n} rows of {T} tokens, t at '
+                     f'({notation(order)}); looked at with {n} rows of {T} tokens, t at '
                      f'{"every position" if T <= 32 else "16 drawn positions"}; its data: '
                      f'{subject.data()}')
         lines += [f'{run} is not in {name}: {why}' for name, why in subject.left_out.items()]

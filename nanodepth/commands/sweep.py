@@ -14,7 +14,7 @@ from nanodepth.common.errors import Refused
 from nanodepth.loop import repeat_block
 from nanodepth.looping.layers import pick_window
 from nanodepth.looping.orders import depth_of, order_of
-from nanodepth.model import unrolled
+from nanodepth.model import spans_in, unrolled
 from nanodepth.models.checkpoint import named_models
 from nanodepth.report.printed import print_tables
 from nanodepth.report.tables import UNITS, mean, named_after, number, where, write_csv
@@ -53,6 +53,9 @@ def ways_of(options, model):
     if options.blocks:
         if others := read_ways(options):
             raise Refused(f'--blocks and {others[0]} are different ways of running a model')
+        if spans_in(order_of(model)):
+            raise Refused('--blocks repeats layers, and this model has Spans in its order: give '
+                          '--window or --loop')
         if max(options.blocks) > depth:
             raise Refused(f'--blocks={max(options.blocks)}: the model is {depth} layers deep')
         return [Way(loop=repeat_block(order, start, size, times)) for size in options.blocks

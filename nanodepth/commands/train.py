@@ -18,7 +18,7 @@ from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.files import claim
 from nanodepth.common.options import read
 from nanodepth.grow import untie
-from nanodepth.model import LM, unrolled
+from nanodepth.model import LM, spans_in, unrolled
 from nanodepth.models.checkpoint import data_of, open_path
 from nanodepth.report.tables import columns
 from nanodepth.retrofit import core_of
@@ -85,7 +85,8 @@ def empty(config, n_layer):
 def stretches(config):
     """A run as a list of its stretches, steps of one order: [(how many steps, the model, the layers
     that run, the FLOPs of a token summed over these steps)]."""
-    parent = open_path(config.init_from)[1] if config.init_from else None
+    classes = {type(span) for span in spans_in(config.order or ())}
+    parent = open_path(config.init_from, classes=classes)[1] if config.init_from else None
     core = core_of(parent)
     if parent:
         config = resolved(config, parent, {})

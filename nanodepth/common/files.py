@@ -30,7 +30,8 @@ def reading(path):
 
 def checkpoint_file(folder):
     "What stands for a run: its ckpt.pt, or the checkpoint that is named itself."
-    return Path(folder) if str(folder).endswith('.pt') else Path(folder) / 'ckpt.pt'
+    path = Path(folder)
+    return path if path.suffix == '.pt' and not path.is_dir() else path / 'ckpt.pt'
 
 
 def read_json(path):

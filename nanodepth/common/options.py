@@ -1,6 +1,7 @@
 """How commands read their options: by training/settings.py, with plain words for some fields.
 Usage: options = read(Options, argv, ['run', 'shape'])
 """
+import contextlib
 import sys
 from pathlib import Path
 from typing import get_origin
@@ -36,18 +37,26 @@ def read(cls, argv=None, words=(), files=None):
 
 
 def config_file(path, kinds, files=None):
-    """That of settings.py, for a config that writes `from loop import repeat_block`. In a wheel
-    loop.py is nanodepth.loop, and `loop` may be somebody else's. So meanwhile the book's files have
-    their bare names, and files beside the config are found by theirs. Afterwards all names are what
-    they were, and what the config imported from its folder or from beside the book is forgotten:
-    the next config reads it anew."""
+    "That of settings.py. files: as in `read`."
     file = settings.find(path).resolve()
+    with lent_names(file, files):
+        return settings.config_file(path, kinds)
+
+
+@contextlib.contextmanager
+def lent_names(file, files=None):
+    """In here a file of yours may say `from loop import repeat_block`. In a wheel loop.py is
+    nanodepth.loop, and `loop` may be somebody else's. So meanwhile the book's files have their bare
+    names, and files beside yours are found by theirs. Afterwards all names are what they were, and
+    what was imported from its folder or from beside the book is forgotten: the next file reads it
+    anew. files: a set that gets the file, and those of what it imported of yours."""
     beside = {each.stem for each in file.parent.glob('*.py')}
     lent = {name: sys.modules.pop(name, None) for name in {*BOOK} | beside}
     sys.modules.update({name: sys.modules[f'nanodepth.{name}'] for name in BOOK})
     there, search = {*sys.modules}, sys.path[:]
+    sys.path.insert(0, str(file.parent))
     try:
-        return settings.config_file(path, kinds)
+        yield
     finally:
         brought = {name: found for name in sys.modules.keys() - there
                    if (found := own_file(sys.modules[name], file.parent))}

@@ -21,7 +21,7 @@ from nanodepth.common.errors import Refused, check_choice
 from nanodepth.common.files import read_json, replace
 from nanodepth.common.options import read
 from nanodepth.looping.layers import MIDDLE
-from nanodepth.models.checkpoint import kind_of, load_model, open_path, state_of
+from nanodepth.models.checkpoint import Brought, kind_of, load_model, open_path, state_of
 from nanodepth.report.logs import log_of
 from nanodepth.report.tables import run_names
 from nanodepth.retrofit import Core, core_of, parts_of
@@ -346,7 +346,7 @@ def inside(kind, name, text):
 
 
 @dataclass
-class Options:
+class Options(Brought):
     # folders that train.py wrote (with --keep_stages=true, their smaller models are on the page
     # too), or one Hugging Face checkpoint
     runs: list[str]

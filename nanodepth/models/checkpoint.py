@@ -4,6 +4,7 @@ Usage: model = load_model('out/run')
 import inspect
 import math
 import runpy
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from nanodepth.common.errors import Refused, nearest, say
 from nanodepth.common.whose import is_ours, local_folder, on_hub
 from nanodepth.common.files import checkpoint_file, load_tensors, read_json, reading
+from nanodepth.common.options import lent_names
 from nanodepth.model import Span
 from nanodepth.report.tables import run_names
 from nanodepth.text.tokenizer import fingerprint, get_tokenizer
@@ -54,12 +56,23 @@ def state_of(path):
 BROUGHT = []            # classes of Spans, of a command's --classes=FILE.py
 
 
+@dataclass(kw_only=True)
+class Brought:
+    "An option of every command that opens checkpoints."
+    classes: Path | None = None     # a file with the Spans and solvers that are named
+
+    def __post_init__(self):
+        if self.classes:
+            BROUGHT[:] = classes_in(self.classes)
+
+
 def classes_in(given):
     """Classes of Spans; given may be the file in which they stand. Its solvers are known from then
     on, too."""
     if not isinstance(given, (str, Path)):
         return given
-    values = runpy.run_path(str(given)).values()
+    with lent_names(Path(given).resolve()):
+        values = runpy.run_path(str(given)).values()
     for each in values:
         is_function = inspect.isfunction(each)
         if is_function and [*inspect.signature(each).parameters][:3] == ['g', 'x', 'K']:

@@ -32,7 +32,7 @@ from nanodepth.retrofit import Core, core_of
 from nanodepth.scoring.lm_eval_scores import EVALS, Harness, check_tasks
 from nanodepth.scoring.scores import (compared, data_scores, half, is_there, open_data,
                                       parse_tasks, questions_of, right_and_log_prob)
-from nanodepth.scoring.way import Way, name_of
+from nanodepth.scoring.way import Way, notation
 from nanodepth.text.tokenizer import get_tokenizer, tokenizer_file
 from nanodepth.common.files import checkpoint_file
 
@@ -58,7 +58,7 @@ class Asked:
     chat: bool = False          # lm-eval with the chat template of the checkpoint
     # in a file of arms: (model, validation data) gives {name: number} more of each model as it is
     metric: Callable | None = None
-    max_length: int | None = None       # tokens of a prompt and its answer; None: the context
+    max_length: int | None = None       # lm-eval: tokens of a prompt and its answer at most
     device: str = 'auto'        # auto: cuda, else mps, else cpu
     # auto: bfloat16 for what was published in 16 bits, where the device is fast at it
     dtype: Literal['auto', 'float32', 'bfloat16'] = 'auto'
@@ -116,6 +116,8 @@ def measures_of(asked):
     _, theirs = parse_tasks(asked.tasks)
     if theirs and len(asked.shots or ()) > 1:
         raise Refused(f"--shots={','.join(map(str, asked.shots))}: lm-eval's tasks take one")
+    if asked.max_length and not theirs:
+        raise Refused("--max_length is for lm-eval's tasks, and no other reads it")
     if theirs:
         check_tasks(theirs, asked.shots and asked.shots[0])
     if not asked.tasks and not {*asked.measures} - OF_TASKS:
@@ -230,7 +232,8 @@ class Subject:
         for way in ways:
             layers = way.cost(self.model)
             seed = (self.state.get('config') or {}).get('seed', 0)
-            of_model = facts(self.state, self.model, way, layers)
+            row = len(self.val.starts) + self.val.context if self.val else None
+            of_model = facts(self.state, self.model, way, layers, row)
             for label, (score, name) in labelled(measured[str(way)]).items():
                 score = score if offset is None else half(score, offset)
                 if score is None:
@@ -277,20 +280,20 @@ def labelled(measured):
     return scores
 
 
-def facts(state, model, way=Way(), runs=None):
-    """What a checkpoint is, in a way that runs so many layers, and what it cost. A forward pass
-    costs a third of a training step."""
+def facts(state, model, way=Way(), runs=None, row=None):
+    """What a checkpoint is, in a way that runs so many layers, and what it cost. A forward pass, of
+    a row of so many tokens (None: as many as the model reads), costs a third of a training step."""
     flops = math.nan
     with way.apply(model):
         layers, order = layers_of(model), unrolled(order_of(model))
         if is_ours(model):
             core = core_of(model) or Core([])       # all its runs count alike
             own, core.backprop_depth = core.backprop_depth, core.r
-            flops = model.flops_per_token() // 3
+            flops = model.flops_per_token(context=row) // 3
             core.backprop_depth = own
     config = state.get('config') or {}          # of what a run begins from, tokens are not kept
     tokens = math.nan if config.get('init_from') else state.get('tokens', math.nan)
-    return dict(loop=name_of(order), unique=len(layers), depth=runs or len(order),
+    return dict(loop=notation(order), unique=len(layers), depth=runs or len(order),
                 params=sum(p.numel() for p in model.parameters()), inference_flops=flops,
                 training_flops=cost_of(state), tokens=tokens)
 

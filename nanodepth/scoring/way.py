@@ -7,20 +7,19 @@ import contextlib
 import copy
 import itertools
 from dataclasses import dataclass, fields
-from pathlib import Path
 from types import SimpleNamespace
 
 from nanodepth.common.errors import Refused
 from nanodepth.loop import fit_loop, parse_loop
 from nanodepth.looping.layers import layers_of
 from nanodepth.looping.orders import in_order, layers_run, order_of, with_window
-from nanodepth.models.checkpoint import BROUGHT, classes_in
+from nanodepth.models.checkpoint import Brought
 from nanodepth.report.tables import PLAIN
 from nanodepth.retrofit import core_of
 
 
 @dataclass(kw_only=True)
-class Ways:
+class Ways(Brought):
     "How the models run. Several values, as in --r=1,2,4, are several ways."
     loop: tuple[str, ...] = ()      # the layers in another order, such as 3-2x2-3
     r: tuple[int, ...] = ()         # how often a recurrent core runs
@@ -36,11 +35,9 @@ class Ways:
     decode: tuple[str, ...] = ()    # full; bypass: only prompts are looped
     mode: tuple[str, ...] = ()      # the window as one block, or layer by layer (block)
     pin: tuple[str, ...] = ()       # mixture: keep the experts of the first evaluation
-    classes: Path | None = None     # a file with the Spans and solvers that are named
 
     def __post_init__(self):
-        if self.classes:
-            BROUGHT[:] = classes_in(self.classes)
+        super().__post_init__()
         solvers = []            # a comma within brackets is of one solver's options
         for part in self.solver:
             if solvers and solvers[-1].count('(') > solvers[-1].count(')'):
@@ -115,14 +112,14 @@ class Way:
 
     def __str__(self):
         if self.loop:
-            return f'--loop={self.text or name_of(self.loop)}'
+            return f'--loop={self.text or notation(self.loop)}'
         if self.r is not None:
             return f'--r={self.r}'
         return ' '.join(f'--{name}={shown(value)}' for name, value in self.dials.items()) \
             or PLAIN
 
 
-def name_of(order):
+def notation(order):
     "An order in the notation, or layer by layer where it has none; '1,' is layer 1 alone."
     try:
         return format_loop(order)
