@@ -8,7 +8,7 @@ import torch
 from conftest import same
 
 from nanodepth.commands.train import empty, planned
-from nanodepth.grow import double, growth_plan, lidas, midas, prop_schedule, stack, untie
+from nanodepth.grow import double, growth_plan, growths, lidas, midas, prop_schedule, stack, untie
 from nanodepth.model import Refused
 from nanodepth.common.options import read
 from nanodepth.training.optimizers import make_optimizers
@@ -105,3 +105,8 @@ def test_schedules_by_hand():
     for wrong in (lambda n, block: [*range(n)], lambda n, block: [*range(n + block)]):
         with pytest.raises(AssertionError):     # it does not grow; it copies what is not there
             growth_plan(wrong, 8, 2, 100)
+
+
+def test_an_operator_names_layers_that_are_there():
+    with pytest.raises(AssertionError, match='names more than 2 layers'):
+        growths(lambda n_layer, block: [*range(n_layer + 1)], 2, 3, 1)

@@ -15,7 +15,7 @@ from nanodepth.train import train
 @pytest.mark.parametrize('text, order', [
     ('12', [*range(12)]), ('4x6', [0, 1, 2, 3] * 6), ('1x9', [0] * 9),
     ('4-4x4-4', [*range(4), *[4, 5, 6, 7] * 4, *range(8, 12)]),
-    ('8-4x2-12', repeat_block(range(24), 8, 4, 2)),
+    ('8-4x2-12', repeat_block(range(24), 8, 4)),
     ('2x3-2x2', [0, 1] * 3 + [2, 3] * 2)])
 def test_notation_there_and_back(text, order):
     assert parse_loop(text) == order and format_loop(order) == text

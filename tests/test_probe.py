@@ -221,3 +221,8 @@ def test_one_depth_at_a_time_is_all_at_once(looped_model, data):
         optimizer.step()
     for a, b in zip(trained.parameters(), lens.parameters()):
         assert torch.allclose(a, b, atol=1e-5) and a.abs().sum() > 0
+
+
+def test_which_boundaries_are_drawn():
+    assert [*probe.pick_boundaries(32)] == [*range(31)]
+    assert probe.pick_boundaries(40) == [4, 6, 8, 10, 12, 14, 17, 18, *range(21, 26), 27, 29, 34]

@@ -21,7 +21,7 @@ from nanodepth.retrofit import sample_recurrence
 from nanodepth.scoring.scores import data_scores
 from nanodepth.text.tokens import write_dataset
 from nanodepth.train import train
-from nanodepth.training import machine
+from nanodepth.training import loader as loader_file, machine
 from nanodepth.training.checkpoint import load
 from nanodepth.training.loader import Loader
 from nanodepth.training.optimizers import Muon, make_optimizers, parameters_of
@@ -240,6 +240,16 @@ def test_what_a_run_refuses_is_a_line_before_the_work_and_leaves_no_folder(
     with pytest.raises(Refused, match=re.escape(line)) as error:
         train(c)
     assert '\n' not in str(error.value) and not Path(c.out_dir).exists()
+
+
+def test_the_toy_is_made_where_it_is_read_and_is_not_there(config, tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(loader_file, 'find', lambda path: tmp_path / path)
+    monkeypatch.setattr(loader_file.subprocess, 'run', lambda argv, check: made.append(argv[1]))
+    for data, cooldown_data in (('other', None), (['toy', 'data/toy'], None),
+                                ('other', ['data/toy'])):
+        loader_file.make_toy_data(config(data=data, cooldown_data=cooldown_data))
+    assert made == [tmp_path / 'data/toy/prepare.py'] * 2
 
 
 @pytest.fixture
