@@ -411,5 +411,5 @@ def main(argv=None):
         draw(options, arms, {job: folder for job, folder in made.items()
                              if not arms[job[0]].is_cut})
     print(*left, sep='\n', end='\n' * bool(left))
-    if left:
+    if len(made) < len(jobs):
         raise SystemExit(1)
