@@ -126,90 +126,75 @@ def test_what_we_write_transformers_reads(tmp_path, tiny, name):
         save_hf(model, tmp_path / 'x')
 
 
-def test_bytes_as_a_tokenizer_json(tmp_path, tiny):
-    "For transformers, and for us under tiktoken's names."
+def of_bytes():
     enc = get_tokenizer('bytes')
-    save_hf(tiny(vocab_size=257), tmp_path / 'x', tokenizer='bytes')
-    reference = transformers.AutoTokenizer.from_pretrained(tmp_path / 'x')
-    again = get_tokenizer(tmp_path / 'x')
-    for text in (*test_data.TEXTS, 'def f(x):\n\treturn  "ä東🙂"\r\n', "a , b . I 'm"):
-        assert reference.encode(text, add_special_tokens=False) == enc.encode(text)
-        assert again.encode(text) == enc.encode(text)
-        assert again.decode(enc.encode(text)) == text
-        # documents begin as in training
-        assert reference.encode(text) == start_of_document(enc) + enc.encode(text)
-        assert reference.decode(enc.encode(text)) == text
-    assert again.n_vocab == 257
-    assert again.encode_single_token('<|endoftext|>') == 256
-    assert start_of_document(again) == [256]
-    # named in a document, a special token is plain text
-    assert 256 not in again.encode_ordinary('x<|endoftext|>')
+    return as_tokenizers(enc, 'bytes'), enc.encode
 
 
-def test_an_encoding_with_merges_as_a_tokenizer_json():
-    "The same tokens through both; one with a hole before its special token is refused."
+def of_merges(special=264):
     pairs = b' a', b'an', b' an', b'  ', b'be', b' be', b'th', b'the'
     ranks = {bytes([i]): i for i in range(256)} | {pair: 256 + i for i, pair in enumerate(pairs)}
     words = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-    whole, with_a_hole = (tiktoken.Encoding('t', pat_str=words, mergeable_ranks=ranks,
-                                            special_tokens={'<|endoftext|>': special})
-                          for special in (264, 300))
-    reference = as_tokenizers(whole, 't')
-    rng, alphabet = random.Random(0), 'ab1 2\n\t.\'=é東½ \u00a0'
-    random_texts = [''.join(rng.choice(alphabet) for _ in range(rng.randint(1, 60)))
-                    for _ in range(300)]
-    for text in [*test_data.TEXTS, *random_texts]:
-        ids = reference.encode(text, add_special_tokens=False).ids
-        assert ids == whole.encode(text), repr(text)
-    with pytest.raises(Refused, match='it would give other tokens'):
-        as_tokenizers(with_a_hole, 't')
+    enc = tiktoken.Encoding('t', pat_str=words, mergeable_ranks=ranks,
+                            special_tokens={'<|endoftext|>': special})
+    return as_tokenizers(enc, 't'), enc.encode
 
 
-def test_a_tokenizer_that_tiktoken_cannot_represent(tmp_path):
-    """TinyLlama's kind: pieces with a lower line for a space, bytes as a last resort, and a start
-    that its template puts first."""
+def of_pieces():
+    """TinyLlama's kind, which tiktoken cannot represent: pieces with a lower line for a space,
+    bytes as a last resort, and a start that its template puts first."""
     tk = tokenizers
-    reference = tk.Tokenizer(tk.models.BPE(unk_token='<unk>', byte_fallback=True, fuse_unk=True))
-    reference.normalizer = tk.normalizers.Sequence([tk.normalizers.Prepend('▁'),
-                                                    tk.normalizers.Replace(' ', '▁')])
-    reference.decoder = tk.decoders.Sequence([
+    file = tk.Tokenizer(tk.models.BPE(unk_token='<unk>', byte_fallback=True, fuse_unk=True))
+    file.normalizer = tk.normalizers.Sequence([tk.normalizers.Prepend('▁'),
+                                               tk.normalizers.Replace(' ', '▁')])
+    file.decoder = tk.decoders.Sequence([
         tk.decoders.Replace('▁', ' '), tk.decoders.ByteFallback(), tk.decoders.Fuse(),
         tk.decoders.Strip(' ', 1, 0)])
-    reference.train_from_iterator(['the depth of a model is a list of layers'] * 3,
-                                  tk.trainers.BpeTrainer(special_tokens=['<unk>', '<s>', '</s>']))
-    reference.post_processor = tk.processors.TemplateProcessing(single='<s> $A',
-                                                                special_tokens=[('<s>', 1)])
-    reference.save(str(tmp_path / 'tokenizer.json'))
+    file.train_from_iterator(['the depth of a model is a list of layers'] * 3,
+                             tk.trainers.BpeTrainer(special_tokens=['<unk>', '<s>', '</s>']))
+    file.post_processor = tk.processors.TemplateProcessing(single='<s> $A',
+                                                           special_tokens=[('<s>', 1)])
+    return file, lambda text: file.encode(text, add_special_tokens=False).ids
+
+
+RANDOM, ALPHABET = random.Random(0), 'ab1 2\n\t.\'=é東½ \u00a0'
+TEXTS = [*test_data.TEXTS, 'def f(x):\n\treturn  "ä東🙂"\r\n', "a , b . I 'm", *(
+    ''.join(RANDOM.choice(ALPHABET) for _ in range(RANDOM.randint(1, 60))) for _ in range(300))]
+
+
+@pytest.mark.parametrize('make, start, number, texts', [
+    (of_bytes, '<|endoftext|>', 256, TEXTS), (of_merges, '<|endoftext|>', 264, TEXTS),
+    (of_pieces, '<s>', 1, ['a list', 'a list of models'])])
+def test_a_tokenizer_is_the_same_in_a_tokenizer_json(make, start, number, texts, tmp_path):
+    file, encode = make()
+    file.save(str(tmp_path / 'tokenizer.json'))
+    again = get_tokenizer(tmp_path)
+    for text in texts:
+        ids = encode(text)
+        assert file.encode(text, add_special_tokens=False).ids == again.encode(text) == ids, text
+        assert file.encode(text).ids == [number, *ids]      # documents begin as in training
+        assert again.decode(ids) == text
+    assert start_of_document(again) == [number] == [again.encode_single_token(start)]
+    assert number not in again.encode_ordinary(f'x{start}')     # there it is plain text
+    assert again.n_vocab == file.get_vocab_size()
+
+
+def test_a_tokenizer_with_a_hole_before_its_special_token_is_refused():
+    with pytest.raises(Refused, match='it would give other tokens'):
+        of_merges(special=300)
+
+
+def test_an_answer_is_tokens_of_the_text_that_it_continues(tmp_path):
+    file, encode = of_pieces()
+    file.save(str(tmp_path / 'tokenizer.json'))
     enc = get_tokenizer(tmp_path)
-    whole = reference.encode('a list of', add_special_tokens=False).ids
+    whole, alone = encode('a list of'), enc.encode('of')        # on its own it begins with a space
     assert enc.encode('a list') + primitives.continuation(enc, 'a list', ' of') == whole
-    alone = enc.encode('of')            # on its own it begins with a space
     assert whole[-len(alone):] == alone != primitives.continuation(enc, 'a zz', 'of')
-    text = 'a list of models'
-    assert enc.encode(text) == reference.encode(text, add_special_tokens=False).ids
-    assert enc.decode(enc.encode(text)) == text and start_of_document(enc) == [1]
 
 
 def edit(path, **changes):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-@pytest.mark.parametrize('changes, message', [
-    (dict(model_type='gpt2'), "the family 'gpt2' .known: llama, qwen2, qwen3., which"),
-    (dict(attention_bias=True), 'linear layers with a bias, which is not supported'),
-    (dict(layer_types=['full_attention', 'sliding_attention', 'full_attention']),
-     'attention over a sliding window'),
-    (dict(hidden_act='gelu'), "the activation 'gelu'"),
-    (dict(is_causal=False), 'attention in both directions'),
-    (dict(quantization_config=dict(bits=4)), 'quantized weights'),
-    (dict(rope_parameters=dict(rope_type='yarn', factor=2.0)), "rope scaling of the kind 'yarn'"),
-    (dict(num_hidden_layers=4), 'missing keys: model.layers.3.input_layernorm.weight'),
-    (dict(num_hidden_layers=2), 'unexpected keys: model.layers.2.input_layernorm.weight')])
-def test_a_config_that_would_be_read_wrongly_is_refused(tmp_path, changes, message):
-    theirs(tmp_path / 'x')
-    edit(tmp_path / 'x/config.json', **changes)
-    with pytest.raises(Refused, match=message):
-        load_model(tmp_path / 'x')
 
 
 def test_weights_are_read_as_they_are_and_from_safetensors_alone(tmp_path):
@@ -290,20 +275,33 @@ def test_what_a_folder_of_theirs_leaves_out_stands_for_what_they_published(raven
     assert core_of(model).state_std == pytest.approx(math.sqrt(2 / (5 * 5280)), rel=1e-5)
 
 
-@pytest.mark.parametrize('changes, message', [
-    (dict(init_values=dict(std=0.0087, embed_scale=5.6)), 'embed_scale=5.6'),
-    (dict(test_time_noise=0.1), 'test_time_noise=0.1'),
-    (dict(injection_type='add'), "injection_type='add'"),
-    (dict(rope_scaling=dict(rope_type='yarn')), 'none and llama3 are supported'),
-    ('norm_3.weight', "Huginn's sandwich norms"), ('attn.q_norm.weight', "OLMo's norms")])
-def test_what_our_block_does_not_have_is_refused_by_name(raven, changes, message):
+@pytest.mark.parametrize('name, changes, message', [
+    ('llama', dict(model_type='gpt2'), "the family 'gpt2' .known: llama, qwen2, qwen3., which"),
+    ('llama', dict(attention_bias=True), 'linear layers with a bias, which is not supported'),
+    ('llama', dict(layer_types=['full_attention', 'sliding_attention', 'full_attention']),
+     'attention over a sliding window'),
+    ('llama', dict(hidden_act='gelu'), "the activation 'gelu'"),
+    ('llama', dict(is_causal=False), 'attention in both directions'),
+    ('llama', dict(quantization_config=dict(bits=4)), 'quantized weights'),
+    ('llama', dict(rope_parameters=dict(rope_type='yarn', factor=2.0)),
+     "rope scaling of the kind 'yarn'"),
+    ('llama', dict(num_hidden_layers=4), 'missing keys: model.layers.3.input_layernorm.weight'),
+    ('llama', dict(num_hidden_layers=2), 'unexpected keys: model.layers.2.input_layernorm.weight'),
+    ('raven', dict(init_values=dict(std=0.0087, embed_scale=5.6)), 'embed_scale=5.6'),
+    ('raven', dict(test_time_noise=0.1), 'test_time_noise=0.1'),
+    ('raven', dict(injection_type='add'), "injection_type='add'"),
+    ('raven', dict(rope_scaling=dict(rope_type='yarn')), 'none and llama3 are supported'),
+    ('raven', 'norm_3.weight', "Huginn's sandwich norms"),
+    ('raven', 'attn.q_norm.weight', "OLMo's norms")])
+def test_what_would_be_read_wrongly_is_refused_by_name(raven, tmp_path, name, changes, message):
+    theirs(tmp_path / 'llama')
     if isinstance(changes, dict):
-        edit(raven / 'config.json', **changes)
+        edit(tmp_path / name / 'config.json', **changes)
     else:
         file = raven / 'model.safetensors'
         save_file(load_file(file) | {f'transformer.prelude.0.{changes}': torch.ones(32)}, file)
     with pytest.raises(Refused, match=message):
-        load_model(raven)
+        load_model(tmp_path / name)
 
 
 def test_what_the_format_cannot_hold(tiny, tmp_path):
@@ -418,13 +416,13 @@ def test_an_exported_folder_has_its_order_its_words_and_its_licence(tmp_path, ti
         assert file.metadata() == dict(format='pt', parent='in', order='0 1 2 1 2 3')
     words = transformers.AutoTokenizer.from_pretrained(tmp_path / 'out')
     assert words.chat_template == '{{ messages[0].content }}'
+    text = "a , b . I 'm \"ä東🙂\"\r\n"
+    assert words.encode(text) == [256, *text.encode()] and words.decode([*text.encode()]) == text
     assert json.loads((tmp_path / 'out/config.json').read_text())['eos_token_id'] == 256
 
 
 def test_what_reads_ahead_is_no_model_from_left_to_right(tmp_path):
-    transformers.BertLMHeadModel(transformers.BertConfig(
-        vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-        intermediate_size=48)).save_pretrained(tmp_path)
+    family('bert', is_decoder=False).save_pretrained(tmp_path)
     with pytest.raises(Refused, match='reads ahead'):
         open_any(tmp_path)
 
