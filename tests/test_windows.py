@@ -13,6 +13,7 @@ import torch
 import transformers
 from conftest import restored, Times
 from families import ALIBI, EAGER_ONLY, FAMILIES, MIXTURES, tiny as family
+from test_solvers import by_stages
 
 from nanodepth import wrapper
 from nanodepth.common.errors import Refused
@@ -22,9 +23,9 @@ from nanodepth.common.whose import is_ours
 from nanodepth.looping import caches
 from nanodepth.looping.layers import layers_of, pick_window
 from nanodepth.looping.orders import in_order, looped
-from nanodepth.model import Span, seen, unrolled
+from nanodepth.model import Span, seen, spans_in, unrolled
 from nanodepth.probe import depth_score
-from nanodepth.retrofit import Core, core_of, surgery
+from nanodepth.retrofit import Core, core_of, new_adapter, surgery
 from nanodepth.wrapper import Window, looped_by_hand, naive, rk
 
 transformers.logging.set_verbosity_error()
@@ -101,20 +102,7 @@ def half_steps(g, x):
     return torch.lerp(x, plain, 0.5)
 
 
-def anchored(g, x):
-    "K = 3, beta = 0.5, from Equations 13 to 15."
-    k1 = g(x) - x
-    k2 = g(x + k1 / 3) - (x + k1 / 3)
-    k3 = g(x + k1 / 3 + k2 / 3) - (x + k1 / 3 + k2 / 3)
-    return x + (0.5 + 0.5 / 3) * k1 + 0.5 / 3 * k2 + 0.5 / 3 * k3
-
-
 # ------------------------------------------------------------------------- an order is a list
-
-def last_two(model, x, depth):
-    "Logits of the layers 4 and 5, the first of which stands at a depth."
-    return model.head(model.norm(model.run(x, [4, 5], depth)))
-
 
 @pytest.mark.parametrize('order, plain, unlooped', [
     ([0, Span([1, Span([2, 1])]), 3, Span([]), 5], [0, 1, 2, 1, 3, 5], [0, 1, 2, 3, 4, 5]),
@@ -147,62 +135,56 @@ def test_a_window_may_be_written_into_the_list(listed):
         assert torch.equal(window(t), listed(t))
     assert window.flops_per_token() - listed.flops_per_token() == 4 * (
         listed.flops_per_token([0]) - listed.flops_per_token([]))
+    assert str(window.order[3]) == "Window([3, 4], solver='rk', K=3, cache='first')"
+    assert str(Core(window.order[3:], r=3)) == f'Core({window.order[3:]}, r=3)'
 
 
-def test_a_window_in_a_core(listed):
-    t, model = tokens(), surgery(listed, '2-2-2', r=3, inject='linear')
-    core = core_of(model)
-    core.items = [2, Window([3], rk, K=2)]
-    e = model.run(model.embed(t), [0, 1])
-    s = core.first_state(e, 0)
-    for i in range(3):
-        x = model.run(model.adapter(torch.cat((s, e), -1)), [2], depth=2 + 2 * i)
-        s = half_steps(lambda x: model.run(x, [3], depth=3 + 2 * i), x)
-    assert torch.equal(last_two(model, s, 8), model(t)) and len(unrolled(model.order)) == 10
-    assert str(model.order) == (
-        "[0, 1, Core([2, Window([3], solver='rk', K=2, cache='first')], r=3), 4, 5]")
+def by_hand(model, x, items, depth=0):
+    "The stream after items of which each Core and each Window, of 2 steps if by rk, is written out."
+    for item in items:
+        def once(x, depth=depth, item=item):
+            return by_hand(model, x, item.items, depth)
+        if isinstance(item, int):
+            x = model.run(x, [item], depth)
+        elif isinstance(item, Core):
+            e, x = x, item.first_state(x, 0)
+            for i in range(item.r):
+                both = torch.cat((x, e), -1)
+                x = once(model.adapter(both), depth + i * len(unrolled(item.items)))
+        elif item.solver is rk:
+            x = half_steps(once, x)
+        else:
+            for _ in range(item.K):
+                x = once(x)
+        depth += len(unrolled([item]))
+    return x
 
 
-def test_a_core_in_a_window_and_a_window_in_a_window(listed):
-    t, model = tokens(), surgery(listed, '2-2-2', r=2, inject='linear')
-    core = core_of(model)
-    model.order = [0, Window([1, core], rk, K=2), 4, 5]
-    found = []
-    for r in (2, 3):
-        core.r = r
-        x = model.run(model.embed(t), [0])
-        x = half_steps(lambda x: model.run(x, [1, core], depth=1), x)
-        found.append(model(t))
-        assert torch.equal(last_two(model, x, 2 + 2 * r), found[-1])
-    assert core_of(model) is core and not torch.equal(*found)
-    model = copy.deepcopy(listed)
-    model.order = [0, Window([1, Window([2], naive, K=2), 3], rk, K=2), 4, 5]
-
-    def g(x):
-        x = model.run(x, [1], depth=1)
-        for _ in range(2):
-            x = model.run(x, [2], depth=2)
-        return model.run(x, [3], depth=3)
-    x = half_steps(g, model.run(model.embed(t), [0]))
-    assert torch.equal(last_two(model, x, 4), model(t))
+@pytest.mark.parametrize('order, depth, r', [
+    ([0, 1, Core([2, 3], r=3), 4, 5], 10, 3),
+    ([0, 1, Core([2, Window([3], rk, K=2)], r=3), 4, 5], 10, 3),
+    ([0, Window([1, Core([2, 3], r=2)], rk, K=2), 4, 5], 8, 2),
+    ([0, Window([1, Window([2], naive, K=2), 3], rk, K=2), 4, 5], 6, None),
+    ([0, Window([1, Window([3], rk, K=2)], naive, K=3), 4, 5], 5, None)], ids=str)
+def test_spans_within_spans_are_those_written_out_and_continue_a_text(listed, order, depth, r):
+    "By caches that are exact."
+    t, listed.adapter, listed.order = tokens(), new_adapter(32, 'linear'), copy.deepcopy(order)
+    x = by_hand(listed, listed.embed(t), order)
+    assert torch.equal(listed.head(listed.norm(x)), listed(t)) and len(unrolled(order)) == depth
+    assert getattr(core_of(listed), 'r', None) == r
+    for span in spans_in(listed.order):
+        span.keeps = 'exact'
+    torch.testing.assert_close(in_pieces(listed, t, [5, 1, 4, 1, 1])[0], listed(t), rtol=1e-4,
+                               atol=1e-4)
 
 
-@pytest.mark.parametrize('nesting', ['window in core', 'core in window', 'window in window',
-                                     'in first'])
-def test_an_exact_cache_of_every_nesting_continues_a_text_as_it_is_read(listed, nesting):
-    t, model = tokens(), surgery(listed, '2-2-2', r=2, inject='linear')
-    core, window = core_of(model), Window([3], rk, K=2, cache='exact')
-    if nesting == 'window in core':
-        core.items = [2, window]
-    elif nesting == 'core in window':
-        model.order = [0, Window([1, core], rk, K=2, cache='exact'), 4, 5]
-    elif nesting == 'window in window':
-        model.order = [0, Window([1, window], naive, K=3, cache='exact'), 4, 5]
-    else:                   # K = 1 of 'first' keeps what all keep; each evaluation of K = 2 begins
-        model.order = [0, Window([1, window], naive, K=2), 4, 5]        # with what was there before
-        in_pieces(model, t, [5, 1, 6])
-        model.order[1].K = 1
-    torch.testing.assert_close(in_pieces(model, t, [5, 1, 4, 1, 1])[0], model(t), rtol=1e-4,
+def test_an_exact_cache_within_one_that_keeps_the_first(listed):
+    "With K = 1 that keeps what all keep; each evaluation begins with what was there before."
+    inner = Window([3], rk, K=2, cache='exact')
+    t, listed.order = tokens(), [0, Window([1, inner], naive, K=2), 4, 5]
+    in_pieces(listed, t, [5, 1, 6])
+    listed.order[1].K = 1
+    torch.testing.assert_close(in_pieces(listed, t, [5, 1, 4, 1, 1])[0], listed(t), rtol=1e-4,
                                atol=1e-4)
 
 
@@ -277,7 +259,7 @@ def test_a_with_leaves_no_trace(six, looped):
         assert not torch.equal(six(t), plain)
         1 / 0
     for window in ((3, 6), (4, 3), (-1, 2)):
-        with restored(six), pytest.raises((AssertionError, Refused)), looped(six, window):
+        with restored(six), pytest.raises(Refused, match='window'), looped(six, window):
             pass
 
 
@@ -400,6 +382,7 @@ def test_a_solver_is_any_function_and_known_by_its_name_from_then_on(six, window
                        0.25)
     for solver in (twice_and_half, 'twice_and_half'):
         six.order = [0, 1, window([2, 3, 4], solver, K=2, share=0.25), 5]
+        assert window([2], **six.order[2].settings()).solver is twice_and_half
         assert six.order[2].evaluations() == 4 and unrolled(six.order) == [0, 1, 2, 3, 4, 5]
         assert six.flops_per_token() == six.flops_per_token([]) + (3 + 4 * 3) * layer
         assert torch.equal(six(t), six.head(six.norm(six.run(x, [5], depth=5))))
@@ -461,7 +444,7 @@ def test_a_window_is_its_solver_by_hand_and_leaves_no_trace(six, name, form, mod
     x, run, logits = written_out(model, t)
     x = run(x, [0, 1])
     for ds in [[2, 3, 4]] if mode == 'block' else [[2], [3], [4]]:
-        x = anchored(lambda y: run(y, ds), x)
+        x = by_stages(lambda y: run(y, ds), x, 3, 0.5)
     want, plain = logits(run(x, [5])), logits_of(model, t)
     weights = [*model.state_dict()]
     assert (want - plain).abs().max() > 0.01
@@ -478,6 +461,8 @@ def test_a_window_is_its_solver_by_hand_and_leaves_no_trace(six, name, form, mod
             asking(t, output_hidden_states=False)
             with pytest.raises(Refused, match='output_hidden_states: a looped layer'):
                 asking(t)
+            with pytest.raises(Refused, match='in another order already'), in_order(model, [0, 1]):
+                pass
     assert torch.equal(logits_of(model, t), plain)
 
 
@@ -509,10 +494,7 @@ def test_continuing_is_recomputing_and_the_caches_lengths(name, form):
     model, t = family(name, form), tokens()
     plain = in_pieces(model, t, [7, 1, 1, 2, 1])[1]
     for how in caches.CACHES:
-        if how == 'none' and name in ALIBI:
-            with pytest.raises(Refused, match='shows a layer other keys than those'), \
-                    looped(model, WINDOW, cache=how):
-                pass
+        if how == 'none' and name in ALIBI:         # refused
             continue
         with looped(model, WINDOW, cache=how):
             logits, cache = in_pieces(model, t, [7, 1, 1, 2, 1])
@@ -642,13 +624,14 @@ def its_own_way():
     "It would run as ever, and every number of an order or a window would be the plain model's."
     model = family('llama')
     model.model.layers = OwnWay(model.model.layers)
+    model(tokens(), output_hidden_states=True)      # transformers hooks the layers, for good
     return model
 
 
-def changed(**settings):
-    model = family('llama')
-    for name, value in settings.items():
-        setattr(model.config, name, value)
+def changed(name='llama', **settings):
+    model = family(name)
+    for key, value in settings.items():
+        setattr(model.config, key, value)
     return model
 
 
@@ -657,46 +640,38 @@ def an_encoder_and_a_decoder():
         vocab_size=50, d_model=16, d_ff=16, num_layers=4, num_heads=2))
 
 
-IMPOSSIBLE = [      # (a model, or None for ours; how it is looped; words of the line)
+LFM2 = dict(layer_types=['conv', 'full_attention'] * 3)
+# (a model, or None for ours; how it is looped, or in which order it runs; words of the line)
+IMPOSSIBLE = [
     (None, dict(window='1.7'), 'within 0 to 5'), (None, dict(cache='frist'), "mean 'first'"),
     (None, dict(pin='mixture'), 'no router'),
     (None, dict(cache='exact', solver='euler', tol=0.1), 'halting tolerance'),
     (None, dict(solver='layer_anchored_frozen', mode='block'), "mode='block' is not one of layer"),
     (None, dict(k=3), 'it takes: K, beta, T'), (None, dict(K=2.5), 'not of its kind: .*2.5'),
     (an_encoder_and_a_decoder, {}, 'has an encoder and a decoder'),
-    (lambda: family('lfm2', layer_types=['conv', 'full_attention'] * 3), {},
-     "layer 2 is of the kind 'conv'"),
+    (lambda: family('lfm2', **LFM2), {}, "layer 2 is of the kind 'conv'"),
     (lambda: changed(num_kv_shared_layers=2), {}, 'shares keys and values between layers'),
     (lambda: changed(_attn_implementation='flash_attention_2'), dict(cache='none'),
      "cache='none' changes the attention mask"),
-    (its_own_way, {}, 'in a way of its own')]
+    (lambda: family('bloom'), dict(cache='none'), 'other keys than those .* its alibi'),
+    (lambda: family('mpt'), dict(cache='none'), 'other keys than those .* its position_bias'),
+    (its_own_way, {}, 'in a way of its own'),
+    (its_own_way, [0, 1, 2, 2, 3, 4, 5], 'in a way of its own'),
+    (lambda: family('llama'), [0, Core([1, 2])], 'is for models of ours'),
+    (lambda: changed('gpt2', scale_attn_by_inverse_layer_idx=True), [0, 2, 1],
+     'depends on its place')]
 
 
-@pytest.mark.parametrize('make, arguments, message', IMPOSSIBLE)
-def test_what_is_refused_before_anything_is_touched(six, make, arguments, message):
+@pytest.mark.parametrize('make, how, message', IMPOSSIBLE)
+def test_what_is_refused_before_anything_is_touched(six, make, how, message):
     model = make() if make else six
-    with restored(model), pytest.raises(ValueError, match=message), \
-            looped(model, **dict(window=WINDOW) | arguments):
+    with restored(model), pytest.raises(ValueError, match=message), (
+            in_order(model, how) if isinstance(how, list) else
+            looped(model, **dict(window=WINDOW) | how)):
         pass
 
 
-def test_an_order_that_cannot_be(six):
-    core = surgery(six, '2-2-2', r=4)       # runs from depth 2 to 9
+def test_a_window_neither_begins_nor_ends_within_a_core(six):
     for window in (WINDOW, (3, 9)):
         with pytest.raises(Refused, match='begins or ends within a recurrent core'):
-            looped(core, window)
-
-    model = family('llama')
-    with looped(model, WINDOW), pytest.raises(Refused, match='in another order already'), \
-            in_order(model, [0, 1]):
-        pass
-    with pytest.raises(Refused, match='is for models of ours'), in_order(model, [0, Core([1, 2])]):
-        pass
-    model = family('gpt2', scale_attn_by_inverse_layer_idx=True)
-    with pytest.raises(Refused, match='depends on its place'), in_order(model, [0, 2, 1]):
-        pass
-    model = its_own_way()
-    model(tokens(), output_hidden_states=True)
-    with restored(model), pytest.raises(Refused, match='in a way of its own'), \
-            in_order(model, [0, 1, 2, 2, 3, 4, 5]):
-        pass
+            looped(surgery(six, '2-2-2', r=4), window)      # it runs from depth 2 to 9
