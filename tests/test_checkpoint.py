@@ -1,19 +1,22 @@
-"Checkpoints: what is saved comes back, and a bad file is refused."
+"""Checkpoints: what is saved comes back, and a bad file is refused. And no command writes over a
+file of somebody else: it says a line before the work.
+"""
 import math
 import os
 import pickle
+import runpy
 import sys
 
 import pytest
 import torch
-from conftest import Times, logits, refused, same, save_run, state_of
+from conftest import ROOT, Times, logits, refused, same, save_run, state_of
 
 from nanodepth import save_hf, wrapper
 from nanodepth.looping.orders import with_window
 from nanodepth.__main__ import main as nanodepth
-from nanodepth.common.errors import Refused
-from nanodepth.common.files import claim, new_folder
-from nanodepth.model import LM, ModelConfig, Span, spans_in
+from nanodepth.common.errors import Refused, refusals
+from nanodepth.common.files import new_folder
+from nanodepth.model import spans_in
 from nanodepth.models import checkpoint
 from nanodepth.models.checkpoint import load_model
 from nanodepth.retrofit import Core, core_of, new_adapter
@@ -181,3 +184,34 @@ def test_a_models_folder_is_new_and_whole_or_not_there(tmp_path):
     with pytest.raises(KeyboardInterrupt), new_folder(tmp_path / 'other'):
         raise KeyboardInterrupt
     assert sorted(path.name for path in tmp_path.iterdir()) == ['empty', 'new']
+
+
+COMMANDS = [        # (a command, files that stand in its way: any in a model's folder; in that of a
+                    # dataset, one that would be written over or read with it)
+    ('export', ['{run}', '{out}'], ['README.md', 'model.safetensors', 'lock']),
+    ('cut', ['{run}', '1-1-1', '--out={out}'], ['notes.txt', 'tokenizer.json']),
+    ('prepare', ['{text}', '--out={out}'],
+     ['train.json', 'val.json', 'val_000.bin', 'train_000.mask', 'ckpt.pt', 'mixture.json'])]
+MINE = 'three weeks of notes'
+
+
+def prepare(argv):
+    with refusals('prepare'):
+        runpy.run_path(str(ROOT / 'data/text/prepare.py'))['main'](argv)
+
+
+@pytest.mark.parametrize('name, argv, file', [
+    (name, argv, file) for name, argv, files in COMMANDS for file in files])
+def test_no_command_writes_over_what_is_not_its_own(name, argv, file, tiny, tmp_path, capsys):
+    run, out, text = tmp_path / 'run', tmp_path / 'out', tmp_path / 'notes.txt'
+    save_run(run, tiny(vocab_size=257, n_layer=3, context=64))
+    text.write_text('\n\n'.join(f'{i} ' * 900 for i in range(20)))
+    out.mkdir()
+    (out / file).write_text(MINE)
+    argv = [word.format(run=run, out=out, text=text) for word in argv]
+    with pytest.raises(SystemExit) as end:
+        prepare(argv) if name == 'prepare' else nanodepth(name, argv)
+    said = capsys.readouterr()
+    assert end.value.code == 2 and said.err.startswith(f'{name}: ') and not said.out
+    assert str(out) in said.err and [path.name for path in out.iterdir()] == [file]
+    assert (out / file).read_text() == MINE

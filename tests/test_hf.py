@@ -263,10 +263,7 @@ def test_a_folder_of_theirs_opens_and_computes_what_the_format_means(raven):
         assert torch.allclose(model(tokens), theirs(tokens, num_steps=r).logits, atol=1e-5)
     last = theirs(tokens, num_steps=5, logits_to_keep=3).logits
     assert torch.allclose(model(tokens)[:, -3:], last, atol=1e-5)
-
-
-def test_what_a_folder_of_theirs_leaves_out_stands_for_what_they_published(raven):
-    "The first state is that of a model of theirs, 5,280 wide."
+    # what is left out stands for what they published: the first state of a model 5,280 wide
     left = {name: value for name, value in RAVEN.items()
             if name not in ('rope_base', 'rope_theta', 'mean_backprop_depth')}
     (raven / 'config.json').write_text(json.dumps(left | dict(init_values=dict(embed_scale=1.0))))

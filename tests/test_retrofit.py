@@ -211,35 +211,30 @@ def test_the_curriculum():
     assert [recurrence_curriculum(t, 8, 4, 1.0) for t in range(8)] == [1, 1, 2, 2, 3, 3, 4, 4]
 
 
-def test_it_trains_in_the_curriculum(config, recurrent):
-    c = config(**recurrent, steps=8, decay_steps=2, eval_every=100, curriculum=0.9, lr=1e-2)
+def test_it_trains_in_the_curriculum_and_every_row_and_step_begins_elsewhere(config, recurrent,
+                                                                             monkeypatch):
+    states, first = [], Core.first_state
+    monkeypatch.setattr(Core, 'first_state', lambda self, *args: states.append(
+        first(self, *args)) or states[-1])
+    c = config(**recurrent, steps=8, decay_steps=2, eval_every=100, curriculum=0.9, lr=1e-2,
+               recurrence=4, backprop_depth=3)
     train(c)
     log = [line for line in log_of(c) if 'r' in line]
-    means = [recurrence_curriculum(step, 8, 3, 0.9) for step in range(8)]
+    means = [recurrence_curriculum(step, 8, 4, 0.9) for step in range(8)]
     assert [line['r'] for line in log] == [sample_recurrence(mean, step, 0)
                                            for step, mean in enumerate(means)]
-    assert [line['backprop_depth'] for line in log] == [min(2, mean) for mean in means]
+    assert [line['backprop_depth'] for line in log] == [min(3, mean) for mean in means]
     state, model = state_of(c), load_model(c.out_dir)
     assert core_of(model).settings() == state['order'][2]['settings'] == dict(
-        r=3, backprop_depth=2, start='normal', state_std=None, fresh=False)
+        r=4, backprop_depth=3, start='normal', state_std=None, fresh=False)
     assert state['flops'] == sum(4 * 16 * at(model, line['r'], line['backprop_depth']
                                              ).flops_per_token() for line in log)
     assert state['inherited_flops'] == 7
     assert log[-1]['loss'] < log[0]['loss'] and len({line['r'] for line in log}) > 2
-
-
-def test_every_row_and_step_begins_elsewhere(config, recurrent, monkeypatch):
-    states, first = [], Core.first_state
-    monkeypatch.setattr(Core, 'first_state', lambda self, *args: states.append(
-        first(self, *args)) or states[-1])
-    c = config(**recurrent, steps=2, decay_steps=0, warmup_steps=0, recurrence=2, backprop_depth=1)
-    train(c)
-    core = core_of(load_model(c.out_dir))
-    assert (core.r, core.backprop_depth) == (2, 1)
     # of the steps; evaluation's rows are equal
-    a, b = (s for s in states if s.shape[:2] == (4, 16) and not torch.equal(s[0], s[1]))
-    flat = torch.cat((a, b)).flatten(1)
-    assert torch.cdist(flat, flat).add(torch.eye(8)).min() > 0.1
+    flat = torch.cat([s for s in states if s.shape[:2] == (4, 16) and not torch.equal(s[0], s[1])])
+    flat = flat.flatten(1)
+    assert len(flat) == 8 * 4 and torch.cdist(flat, flat).add(torch.eye(32)).min() > 0.1
 
 
 def kept(folder, parent):
