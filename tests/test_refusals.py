@@ -26,6 +26,7 @@ REFUSALS = [
     (['evaluate', 'nowhere', '--out={run}/ckpt.pt/scores.csv'], 'ckpt.pt'),
     (['sweep', '{run}', '--tasks=toy_copy', '--window=all9', '--K=2'], 'window='),
     (['sweep', '{run}', '--tasks=toy_copy', '--blocks=1', '--window=1-2'], 'different ways'),
+    (['evaluate', 'HuggingFaceTB/SmolLM-135M', '--tasks=toy_copy'], 'hub did not give it'),
     (['evaluate', '{run}', 'nowhere', '--tasks=toy_copy'], 'there is no checkpoint at nowhere'),
     (['probe', '{run}', '--data={data}', '--count=10000'], 'but the validation data have'),
     (['sample', '{run}', '--temperature=1e-300'], 'is too small (at least 0.001)'),

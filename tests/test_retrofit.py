@@ -13,7 +13,7 @@ from nanodepth.commands.cut import effective_params, params_of, scalable_start
 from nanodepth.common.errors import Refused
 from nanodepth.model import LM, ModelConfig
 from nanodepth.models.checkpoint import load_model
-from nanodepth.retrofit import (Core, core_of, cut, flops_paper, parts_of,
+from nanodepth.retrofit import (Core, core_of, cut, flops_paper, new_adapter, parts_of,
                                 recurrence_curriculum, recurrent_by_hand, sample_recurrence,
                                 surgery)
 from nanodepth.text.tokenizer import get_tokenizer
@@ -59,21 +59,6 @@ def test_the_papers_cuts(fields, shape, parts, share, flops, effective, curricul
     kept = sum(flops_paper(model, recurrence_curriculum(t, 47_684, 32, 0.25))
                for t in range(0, 47_684, 7)) / 6_812 / flops_paper(model, 32)
     assert kept == pytest.approx(curriculum, abs=5e-4)
-
-
-def test_the_authors_start(tiny, tokens):
-    "The adapter as torch starts a Linear; a state of one size at any width, cut at 3 sigma."
-    model = surgery(tiny(n_layer=6), '2-2-2', inject='authors', start='authors')
-    assert 0.9 / 8 < model.adapter.weight.abs().max() <= 1 / 8          # 1 / sqrt(2 * 32)
-    e = torch.zeros(64, 16, 32)
-    for seeds in ([], range(64)):
-        core_of(model).generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        s = core_of(model).first_state(e, 0)
-        assert s.std() == pytest.approx(0.0087039 * 0.9866, rel=0.05)   # of a normal cut at 3
-        assert s.abs().max() <= 3 * 0.0087039
-    core_of(model).generators = None
-    first = model(tokens)
-    assert torch.equal(first, model(tokens))
 
 
 def test_our_ledger(tiny):
@@ -159,26 +144,40 @@ def test_under_autocast_every_weight_has_its_gradient(tiny, tokens):
     assert same(*found) and all(gradient.any() for gradient in found[0].values())
 
 
-def test_the_first_state(tiny, tokens):
-    model = surgery(tiny(n_layer=6), '2-2-2', inject='linear')
-    core, e = core_of(model), torch.zeros(2, 100, 32)
-    s = core.first_state(e, 0)
-    # by position, in pieces of 64 places; and every row has the same
-    whole = torch.randn(128, 32, generator=torch.Generator().manual_seed(0)) * core.std(32)
-    assert torch.equal(s, whole[:100].expand(2, 100, 32))
-    assert torch.equal(core.first_state(e[:, :5], 80), s[:, 80:85])
+@pytest.mark.parametrize('start, std, most', [
+    ('normal', math.sqrt(2 / (5 * 32)), math.inf),
+    ('authors', 0.0087039 * 0.9866, 3 * 0.0087039)])        # at any width, of a normal cut at 3
+def test_the_first_states(start, std, most):
+    "By place, and the same in each row; or of each row; or, if they are fresh, of each forward."
+    core, e = Core([0], start=start), torch.zeros(64, 100, 32)
+
+    def drawn(seeds, e, first=0):
+        core.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        return core.first_state(e, first)
+    fixed, of_rows = drawn([], e), drawn(range(64), e)
+    for s in (fixed, of_rows):
+        assert s.std() == pytest.approx(std, rel=0.05) and s.abs().max() <= most
+    assert torch.equal(fixed, fixed[:1].expand(64, 100, 32))
+    assert torch.equal(drawn([], e[:2, :5], 80), fixed[:2, 80:85])
+    # by row, whoever computes it
+    assert torch.equal(drawn([63], e[:1]), of_rows[63:])
+    assert not torch.equal(of_rows[0], of_rows[1])
+
+    def fresh():
+        core = Core([0], start=start, fresh=True)
+        return [core.first_state(e[:1, :4], 0) for _ in range(3)]
+    first, again = fresh(), fresh()
+    assert all(map(torch.equal, first, again))
+    assert not torch.equal(first[0], first[1]) and not torch.equal(first[1], first[2])
+
+
+def test_the_first_states_by_hand():
+    "They are drawn in pieces of 64 places, and smaller where a model is wide."
+    whole = torch.randn(128, 32, generator=torch.Generator().manual_seed(0)) * Core([0]).std(32)
+    assert torch.equal(Core([0]).first_state(torch.zeros(1, 100, 32), 0)[0], whole[:100])
     wide = Core([0]).first_state(torch.zeros(1, 200, 640), 0)
     assert wide.std().item() == pytest.approx(math.sqrt(2 / 3200), rel=0.02)
-
-    def drawn(seeds, call):
-        core.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        return call()
-    s = drawn((5, 6), lambda: core.first_state(e, 0))
-    # by row, whoever computes it
-    assert torch.equal(s[1:], drawn((6,), lambda: core.first_state(e[1:], 0)))
-    assert not torch.equal(s[0], s[1])
-    a, b = (drawn(seeds, lambda: model(tokens)) for seeds in ((5, 6), (6, 5)))
-    assert not torch.equal(a, b)
+    assert 0.9 / 8 < new_adapter(32, 'authors').weight.abs().max() <= 1 / 8     # 1 / sqrt(2 * 32)
 
 
 def test_the_first_states_of_a_long_context_are_made_as_they_are_read(tiny, tokens, monkeypatch):
@@ -291,12 +290,3 @@ def test_what_no_core_does(tiny, tokens):
             (lambda: cut('4-9-10', 22), 'needs 23 layers and a core of at least one')):
         with pytest.raises(Refused, match=message):
             call()
-
-
-def test_fresh_noise_is_another_in_each_forward_and_the_same_sequence_again(tiny):
-    def states():
-        core = surgery(tiny(), '1-2-1', fresh=True).eval()
-        return [core_of(core).first_state(torch.zeros(1, 4, 32), 0) for _ in range(3)]
-    first, again = states(), states()
-    assert all(map(torch.equal, first, again))
-    assert not torch.equal(first[0], first[1]) and not torch.equal(first[1], first[2])
