@@ -10,6 +10,7 @@ from conftest import same
 from nanodepth.commands.train import empty, planned
 from nanodepth.grow import double, growth_plan, growths, lidas, midas, prop_schedule, stack, untie
 from nanodepth.model import Refused
+from nanodepth.retrofit import Core, surgery
 from nanodepth.common.options import read
 from nanodepth.training.optimizers import make_optimizers
 from nanodepth.training.plan import Config, stages
@@ -47,9 +48,13 @@ def test_growing_is_untied_looping(tiny, order, fields):
     assert new.flops_per_token() == model.flops_per_token(order)
 
 
+@pytest.mark.parametrize('core', [False, True])
 @pytest.mark.parametrize('kind', ['--optimizer=muon', '--optimizer=adamw', 'config/adamw_star.py'])
-def test_every_copy_has_its_sources_optimizer_state_and_shares_nothing(tiny, kind):
+def test_every_copy_has_its_sources_optimizer_state_and_shares_nothing(tiny, kind, core):
     model, order = tiny(), [0, 1, 2, 1, 2, 3]
+    given = order
+    if core:
+        model, given = surgery(model, '1-2-1', inject='linear'), [0, Core([1, 2, 1, 2], r=3), 3]
     optimizers = make_optimizers(model, read(Config, [kind, '--lr=1e-2']))
     tokens = torch.randint(50, (2, 9))
     for _ in range(3):
@@ -60,10 +65,15 @@ def test_every_copy_has_its_sources_optimizer_state_and_shares_nothing(tiny, kin
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     old_states = {p: s for optimizer in optimizers for p, s in optimizer.state.items()}
     old_groups = [dict(group) for group in groups]
-    new = untie(model, order, optimizers)
+    want, untouched = model(tokens, order=given), str(given)
+    new = untie(model, given, optimizers)
+    assert torch.equal(new(tokens), want) and str(given) == untouched
+    if core:
+        assert str(new.order) == '[0, Core([1, 2, 3, 4], r=3), 5]'
     source = {new.layers[d].get_parameter(name): p for d, i in enumerate(order)
               for name, p in model.layers[i].named_parameters()}
-    source |= {new.embed.weight: model.embed.weight, new.norm.weight: model.norm.weight}
+    source |= {p: model.get_parameter(name) for name, p in new.named_parameters()
+               if not name.startswith('layers.')}
     states = {p: s for optimizer in optimizers for p, s in optimizer.state.items()}
     assert {*states} == {*new.parameters()}
     memory = [value.data_ptr() for state in old_states.values() for value in state.values()]

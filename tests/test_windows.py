@@ -172,25 +172,6 @@ def test_an_exact_cache_within_one_that_keeps_the_first(listed):
                                atol=1e-4)
 
 
-@torch.enable_grad()
-def test_a_core_grows_with_its_optimizer(listed):
-    t, model = tokens(), surgery(listed, '2-2-2', r=3, inject='linear')
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    model(t, t).backward()
-    optimizer.step()
-    states = {name: optimizer.state[p]['exp_avg'].clone() for name, p in model.named_parameters()}
-    order = [0, 1, Core([2, 3, 2, 3], r=3), 4, 5]
-    want = model(t, order=order)
-    grown = untie(model, order, optimizer)
-    assert torch.equal(grown(t), want) and str(core_of(grown)) == 'Core([2, 3, 4, 5], r=3)'
-    assert order[2].items == [2, 3, 2, 3]           # the Core that was given is as it was
-    names = dict(grown.named_parameters())
-    for new, old in (('layers.4.attn.q.weight', 'layers.2.attn.q.weight'),
-                     ('adapter.weight', 'adapter.weight')):
-        assert torch.equal(optimizer.state[names[new]]['exp_avg'], states[old])
-    assert {*map(id, optimizer.param_groups[0]['params'])} == {*map(id, names.values())}
-
-
 # ----------------------------------------------------------------------------- a window in ours
 
 @both
@@ -244,17 +225,6 @@ def test_a_with_leaves_no_trace(six, looped):
     for window in ((3, 6), (4, 3), (-1, 2)):
         with restored(six), pytest.raises(Refused, match='window'), looped(six, window):
             pass
-
-
-@pytest.mark.parametrize('solver, K', [('rk', 3), ('euler', 3), ('naive', 2)])
-def test_the_wrapper_and_the_package_continue_a_text_alike(six, solver, K):
-    t = tokens()
-    with wrapper.looped(six, WINDOW, solver, K, cache='exact'):
-        whole, (cached, cache) = six(t), in_pieces(six, t, [7, 1, 1, 2, 1])
-        assert torch.allclose(cached, whole, atol=2e-5)
-        assert [k.shape[2] for k, _ in slots_of(cache)] == [12] * (6 + 3 * (K - 1))
-    with looped(six, WINDOW, solver, K, cache='exact'):
-        assert torch.equal(in_pieces(six, t, [7, 1, 1, 2, 1])[0], cached)
 
 
 @both
