@@ -171,20 +171,15 @@ def test_the_first_states(start, std, most):
     assert not torch.equal(first[0], first[1]) and not torch.equal(first[1], first[2])
 
 
-def test_the_first_states_by_hand():
-    "They are drawn in pieces of 64 places, and smaller where a model is wide."
+def test_the_first_states_by_hand(monkeypatch):
+    "They are drawn in pieces of 64 places, so many as are read, and smaller where a model is wide."
+    pieces, real = [], retrofit.fixed_noise
+    monkeypatch.setattr(retrofit, 'fixed_noise', lambda *how: pieces.append(how[1]) or real(*how))
     whole = torch.randn(128, 32, generator=torch.Generator().manual_seed(0)) * Core([0]).std(32)
     assert torch.equal(Core([0]).first_state(torch.zeros(1, 100, 32), 0)[0], whole[:100])
     wide = Core([0]).first_state(torch.zeros(1, 200, 640), 0)
-    assert wide.std().item() == pytest.approx(math.sqrt(2 / 3200), rel=0.02)
+    assert wide.std().item() == pytest.approx(math.sqrt(2 / 3200), rel=0.02) and pieces == [2, 4]
     assert 0.9 / 8 < new_adapter(32, 'authors').weight.abs().max() <= 1 / 8     # 1 / sqrt(2 * 32)
-
-
-def test_the_first_states_of_a_long_context_are_made_as_they_are_read(tiny, tokens, monkeypatch):
-    pieces, real = [], retrofit.fixed_noise
-    monkeypatch.setattr(retrofit, 'fixed_noise', lambda *how: pieces.append(how[1]) or real(*how))
-    surgery(tiny(context=2 ** 20), '1-2-1')(tokens)
-    assert pieces == [1]
 
 
 @pytest.mark.parametrize('mean, variance, median', [(4, 8.544, 4), (32, 322.842, 29)])
