@@ -27,7 +27,7 @@ def test_every_run_of_the_table_can_be_planned_and_costed(name, capsys, monkeypa
     parent = tiny(n_layer=8)
     if 'retrofit' in name and not name.endswith('dense'):
         parent = surgery(parent, '2-4-2')
-    monkeypatch.setattr(command, 'open_path', lambda path: ({}, parent))
+    monkeypatch.setattr(command, 'open_path', lambda path, classes=(): ({}, parent))
     changes = ['--vocab_size=257']
     if 'smollm' in name or 'retrofit' in name:          # at size: shorter, for the test's sake
         changes = ['--steps=2000', '--warmup_steps=20', '--decay_steps=300']
