@@ -84,15 +84,11 @@ def write(tmp_path):
 
 def table_of(said, measure):
     "The cells of a table's lines, by its heads."
-    lines = [[cell.strip() for cell in line.strip('|').split('|')] for line in said.splitlines()
-             if line.startswith('|')]
-    first = next(i for i, line in enumerate(lines) if measure in line)
-    rows = []
-    for line in lines[first + 2:]:
-        if 'model' in line:
-            break
-        rows.append(dict(zip(lines[first], line)))
-    return rows
+    table = next(table for table in re.findall(r'(?:^\|.*\n)+', said, flags=re.M)
+                 if f' {measure} ' in table.partition('\n')[0])
+    heads, _, *lines = [[cell.strip() for cell in line.strip('|').split('|')]
+                        for line in table.splitlines()]
+    return [dict(zip(heads, line)) for line in lines]
 
 
 # ---------------------------------------------------------------------------------------- the arms
@@ -118,9 +114,8 @@ def total(arms, name):
     return planned(config) + compare.inherited(config)
 
 
-@pytest.mark.parametrize('grown', ['lidas', 'midas'])
-def test_a_partner_has_the_flops_and_a_cool_down_in_proportion(grown, tmp_path):
-    arms = Arms(dict(plain='config/baseline.py', grown=f'config/lidas.py --grow={grown}',
+def test_a_partner_has_the_flops_and_a_cool_down_in_proportion(tmp_path):
+    arms = Arms(dict(plain='config/baseline.py', grown='config/lidas.py',
                      less='grown --flops=half',
                      half='config/baseline.py --n_layer=4'), tmp_path, partners=True)
     partner = 'plain with the FLOPs of grown'
@@ -132,7 +127,7 @@ def test_a_partner_has_the_flops_and_a_cool_down_in_proportion(grown, tmp_path):
     for name, other in ((partner, 'grown'), ('less', 'half')):      # less grows
         assert total(arms, name) == pytest.approx(total(arms, other), rel=0.003)
     assert arms.partners_of('plain') == [partner, 'plain with the FLOPs of half']
-    kept = Arms(dict(plain='config/baseline.py', grown=f'config/lidas.py --grow={grown}',
+    kept = Arms(dict(plain='config/baseline.py', grown='config/lidas.py',
                      kept='plain --flops=grown --decay_steps=120'), tmp_path, partners=True)
     assert schedule(kept, 'kept') == (482, 50, 120) and kept.partners_of('plain') == ['kept']
     short = Arms(dict(a='config/baseline.py', b='a --n_layer=1 --loop=1 --steps=70'), tmp_path,
@@ -171,20 +166,6 @@ def test_what_cannot_be_compared_is_refused_before_a_run(lines, said, tmp_path):
         Arms(lines, tmp_path, partners=True)
 
 
-def test_what_is_asked_and_shown_is_refused_before_a_run(data, tmp_path, capsys):
-    for words, said in (
-            (['--seed=3'], 'is --seeds'),
-            (['--seeds=0'], 'must be how many'), (['--seeds=3-1'], 'must be how many'),
-            (['--seeds=1,2'], 'must be how many'),
-            (['--tasks=toy_assign/x'], 'the depth must be a whole number'),
-            (['--measures=log_prob'], 'nothing is asked')):
-        line = refused(capsys, 'compare', BASE, GROWN, f'--more={SMALL} --data={data}',
-                       f'--out={tmp_path / "c"}', *words)
-        assert said in line, line
-    assert not [*tmp_path.glob('c/*')]
-    assert 'two arms have one name' in refused(capsys, 'compare', BASE, BASE)
-
-
 # ---------------------------------------------------------------------------------------- the runs
 
 def test_two_arms_and_a_partner_and_what_evaluate_says_of_them(call, write, tmp_path, capsys):
@@ -198,22 +179,21 @@ def test_two_arms_and_a_partner_and_what_evaluate_says_of_them(call, write, tmp_
                          for name in ('plain', 'grown', partner)]
     rows = call.rows
     assert len(where(rows, measure='loss')) == 2 * (1 + 4 + 1)
-    assert [row['mean'] for row in where(rows, measure='deep', way='as it is')] == [4] * 6
-    compared = [row['compared with'] for row in table_of(said, 'loss')]
-    assert compared == ['', 'plain, equal tokens', 'plain with the FLOPs of grown, equal training '
-                        'FLOPs', 'as it is', 'as it is', 'as it is', '']
+    assert [row['mean'] for row in where(rows, measure='deep')] == [4] * 6
+    assert [row['compared with'] for row in table_of(said, 'loss')] == [
+        '', 'plain, equal tokens', 'plain with the FLOPs of grown, equal training FLOPs',
+        *['as it is'] * 3, '']
     assert 'Comparisons made here: 10.' in said
     [folder] = tmp_path.glob('c/grown-*-1')
     config, *own = GROWN.split()
     line = folder.with_name(f'{folder.name}.txt').read_text().splitlines()[0]
     assert line.startswith(f'train {config} ') and f' {" ".join(own)} --seed=1' in line
-    found = Subject(folder, Asked(tasks='toy_copy', n=4, batches=2, device='cpu',
-                                  measures=('loss', 'log_prob'))).scores(
-                                      Way(window='1-2', solver='rk', K=3))
-    its = where(rows, run='grown-1', way='--window=1-2 --solver=rk --K=3')
+    way = Way(window='1-2', solver='rk', K=3)
+    scores = Subject(folder, Asked(tasks='toy_copy', n=4, batches=2, device='cpu',
+                                   measures=('loss', 'log_prob'))).scores(way)
     for name in ('loss', 'fifth', 'toy_copy', 'toy_copy log_prob'):
-        [row] = where(its, measure=name)
-        assert row['mean'] == pytest.approx(found[name].mean, rel=1e-12)
+        [row] = where(rows, run='grown-1', way=str(way), measure=name)
+        assert row['mean'] == pytest.approx(scores[name].mean, rel=1e-12)
 
     # again: nothing is trained; another seed is; asked something else, all are asked again
     assert call(*words) == said and call.runs == [] and call.rows == rows
@@ -225,16 +205,12 @@ def test_two_arms_and_a_partner_and_what_evaluate_says_of_them(call, write, tmp_
     assert call.runs == [] and where(call.rows, measure='toy_assign/0')
 
     # the same by the other command
-    capsys.readouterr()
+    theirs = table_of(call(*words), 'loss')[1]
     folders = [str(each) for each in tmp_path.glob('c/*-*-[01]')]
-    first, base = (next(name for name in folders if f'/{arm}-' in name).rpartition('/')[2][:-2]
-                   for arm in ('grown', 'plain'))
+    grown, base = (next(tmp_path.glob(f'c/{arm}-*-1')).name[:-2] for arm in ('grown', 'plain'))
     nanodepth('evaluate', [*folders, f'--against={base}', '--batches=2', '--device=cpu',
                            f'--out={tmp_path / "e.csv"}'])
-    [ours] = [row for row in table_of(capsys.readouterr().out.split('\n\n', 1)[1], 'loss')
-              if row['model'] == first]
-    [theirs] = [row for row in table_of(call(*words), 'loss')
-                if row['compared with'] == 'plain, equal tokens']
+    [ours] = where(table_of(capsys.readouterr().out.split('\n\n', 1)[1], 'loss'), model=grown)
     assert ours['difference'] == theirs['difference'] and ours['p'] == theirs['p']
     assert '--against' in refused(capsys, 'evaluate', *folders, '--against=plain')
 
@@ -262,23 +238,24 @@ def test_a_folder_is_named_by_all_that_decides_what_will_stand_in_it(data, write
             sys.modules.pop(name, None)
         arms = Arms(dict(own=f'{tmp_path}/c.py {line}', cut=f'cut {{own}} {shape}',
                          core='config/retrofit.py --init_from={cut}',
-                         other='config/baseline.py --context=32'), tmp_path, [f'--data={data}'])
+                         partner='other --flops=own', other='config/baseline.py --context=32'),
+                    tmp_path, [f'--data={data}'])
         return {name: arms.folder(name, 0) for name in arms}
 
     def changed(before, now):
-        return [name for name in before if before[name] != now[name]]
-    first = folders()
-    assert len({*first.values()}) == 4 and first == folders()
-    children, everything = ['own', 'cut', 'core'], ['own', 'cut', 'core', 'other']
+        return {name for name in before if before[name] != now[name]}
+    first, children = folders(), {'own', 'cut', 'core'}
+    assert len({*first.values()}) == 5 and first == folders()
+    for words, its in ((dict(shape='0-1-1'), {'cut', 'core'}),
+                       (dict(line='--lr=2e-3'), children),      # the partner's FLOPs stay
+                       (dict(line='--lr=1e-3 --n_embd=64'), children | {'partner'})):
+        assert changed(first, folders(**words)) == its, words
     for name, old, new, its in (
             ('c.py', '0.5', '0.6', children), ('made.py', '1.0', '2.0', children),
-            ('parts/helper.py', '1', '2', children), ('plan.py', '1', '2', everything)):
-        before, path = folders(), tmp_path / name
-        path.write_text(path.read_text().replace(old, new))
-        assert sorted(changed(before, folders())) == sorted(its), name
-    before = folders()
-    assert sorted(changed(before, folders(line='--lr=2e-3'))) == sorted(children)
-    assert sorted(changed(before, folders(shape='0-1-1'))) == ['core', 'cut']
+            ('parts/helper.py', '1', '2', children), ('plan.py', '1', '2', {*first})):
+        write(name, MADE[name].replace(old, new))
+        before, first = first, folders()
+        assert changed(before, first) == its, name
 
 
 def test_what_was_stopped_goes_on(call, write, tmp_path, monkeypatch):
@@ -367,33 +344,32 @@ def test_the_picture_counts_what_an_arm_began_with(call, write, monkeypatch):
     assert kinds[0] == 'loss'
 
 
-def test_sigterm_ends_the_run_in_hand_and_another_call_takes_what_is_free(data, tmp_path):
-    "With real processes: the second call leaves out what the first one trains, and says so."
-    more = SMALL.replace('--steps=24', f'--data={data} --log_every=1')
-    words = [sys.executable, '-m', 'nanodepth', 'compare', f'{BASE} --steps=9000',
-             f'{BASE} --steps=5', '--seeds=1', f'--out={tmp_path / "c"}', '--batches=2',
-             '--device=cpu', '--partners=false', f'--more={more}']
+def test_sigterm_ends_the_run_in_hand_and_another_call_takes_what_is_free(call, data, tmp_path,
+                                                                          capsys):
+    "A process of its own: a call beside it leaves out what it trains, and says so."
+    arms, more = [f'{BASE} --steps=9000', f'{BASE} --steps=5'], SMALL.replace('--steps=24', '')
+    words = [*arms, '--seeds=1', '--partners=false']
     # somebody else's, in the current folder: it is not what a run imports
     (tmp_path / 'tqdm.py').write_text('raise SystemExit("a stranger\'s code")')
     (tmp_path / 'config').symlink_to(ROOT / 'config')
     (tmp_path / 'bin').mkdir()
     script = tmp_path / 'bin/nanodepth'         # as pip makes one
     script.write_text('from nanodepth.__main__ import main\nmain()\n')
-    process = subprocess.Popen([sys.executable, script, *words[3:]], cwd=tmp_path,
-                               env=os.environ | dict(PYTHONPATH=str(ROOT)),
+    process = subprocess.Popen([sys.executable, script, 'compare', *words, '--device=cpu',
+                                f'--out={tmp_path / "c"}', f'--more={more} --data={data}'],
+                               env=os.environ | dict(PYTHONPATH=str(ROOT)), cwd=tmp_path,
                                stderr=subprocess.PIPE, stdout=subprocess.PIPE)
-    log = []
-    while not log or log[0].read_bytes().count(b'\n') < 25:
+    while not (logs := [*tmp_path.glob('c/*/log.jsonl')]):
         assert process.poll() is None, process.communicate()
         time.sleep(0.1)
-        log = [*tmp_path.glob('c/*/log.jsonl')]
-    second = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
-    assert second.returncode == 1 and 'another run is at work in' in second.stdout, second
+    with pytest.raises(SystemExit, match='1'):
+        call(*words, more=more)
+    assert 'another run is at work in' in capsys.readouterr().out
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 130
-    assert 25 <= state_of(log[0].parent)['step'] < 9000
-    told = log[0].parent.with_name(f'{log[0].parent.name}.txt')
-    assert 'the same command goes on' in told.read_text()
+    folder = logs[0].parent
+    assert 0 < state_of(folder)['step'] < 9000
+    assert 'the same command goes on' in folder.with_name(f'{folder.name}.txt').read_text()
 
 
 @pytest.mark.parametrize('text, seeds', [('3', [0, 1, 2]), ('4-6', [4, 5, 6]), ('2-2', [2])])
@@ -440,6 +416,7 @@ def test_equal_differences_have_no_p_and_no_verdict():
     found = difference(rows(0.985, 0.975, kind='share'), rows(0.98, 0.97, kind='share'))
     assert found == ['+0.5', '', 'not resolved (the same in all 2 seeds)']
     assert Contrast([1.0, 2.0], [1.0, 2.0]).p == 1 == Contrast([1.0, 2.0], [0.9, 1.9]).p
+    assert in_words(Contrast([1.0, 1.1, 0.9], [0.0] * 3)) == 'higher'
 
 
 def test_a_measure_of_no_unit_has_the_margin_that_it_is_given():
@@ -467,8 +444,3 @@ def test_costs_are_means_over_seeds_and_what_no_seed_shares_is_no_comparison(cap
     assert {row['FLOPs'] for row in table_of(capsys.readouterr().out, 'loss')} == {''}
 
 
-@pytest.mark.parametrize('changes, said', [
-    ([1.0, 1.1, 0.9, 1.0], 'higher'), ([-1.0, -1.1, -0.9], 'lower'),
-    ([0.001, -0.002, 0.001, 0.0], 'no difference'), ([1.0, -1.0, 2.0, 0.0], 'not resolved')])
-def test_what_the_seeds_say(changes, said):
-    assert in_words(Contrast(changes, [0.0] * len(changes)), 0.02).startswith(said)

@@ -12,6 +12,8 @@ from nanodepth.scoring import lm_eval_scores as harness
 
 lm_eval = pytest.importorskip('lm_eval')
 TRAIN = ['train', '--data={data}', '--out_dir={out}', '--device=cpu']
+COMPARE = ['compare', 'config/baseline.py', 'config/lidas.py', '--more=--data={data}',
+           '--out={out}']
 REFUSALS = [
     ([*TRAIN, '--data=data/toi'], 'there is no data in data/toi: its prepare.py makes train.json'),
     ([*TRAIN, '--dry_run', '--data=data/toi'], 'vocab_size is unknown'),
@@ -32,6 +34,14 @@ REFUSALS = [
     (['sample', '{run}', '--temperature=1e-300'], 'is too small (at least 0.001)'),
     (['sweep', '{run}', '--tasks=toy_copy', '--blocks=1,9'], '--blocks=9: the model is'),
     (['probe', '{mistral}', '--data=x'], 'the probes look into'),
+    (['evaluate', '{run}', '--tasks=toy_assign/6'], 'letters for depth 5 at most'),
+    ([*COMPARE, '--seed=3'], 'is --seeds'),
+    ([*COMPARE, '--seeds=0'], 'must be how many'),
+    ([*COMPARE, '--seeds=3-1'], 'must be how many'),
+    ([*COMPARE, '--seeds=1,2'], 'must be how many'),
+    ([*COMPARE, '--tasks=toy_assign/x'], 'the depth must be a whole number'),
+    ([*COMPARE, '--measures=log_prob'], 'nothing is asked'),
+    ([*COMPARE[:2], *COMPARE[1:]], 'two arms have one name'),
 ]
 
 
@@ -53,4 +63,4 @@ def places(data, tmp_path, tiny, monkeypatch):
 @pytest.mark.parametrize('line, words', REFUSALS, ids=str)
 def test_a_mistake_is_one_line(line, words, places, capsys):
     assert words in refused(capsys, *(word.format(**places) for word in line))
-    assert not [*places['out'].glob('log.jsonl'), *places['out'].glob('ckpt.pt')]
+    assert not [*places['out'].rglob('log.jsonl'), *places['out'].rglob('ckpt.pt')]
