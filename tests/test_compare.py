@@ -279,8 +279,11 @@ def test_what_was_stopped_goes_on(call, write, tmp_path, monkeypatch):
     assert len([*tmp_path.glob('c/cut-*-0')]) == 1
 
 
-def test_a_config_that_is_edited_while_it_is_trained_starts_nothing_more(call, write, tmp_path,
-                                                                        capsys, monkeypatch):
+@pytest.mark.parametrize('order', [1, -1])
+def test_a_config_that_is_edited_while_it_is_trained_starts_nothing_more(order, call, write,
+                                                                         tmp_path, capsys,
+                                                                         monkeypatch):
+    "Nor does the model stay that is trained meanwhile: its folder would have the wrong name."
     mine = write('mine.py', 'n_layer = 4\n')
     train = compare.train
 
@@ -289,7 +292,7 @@ def test_a_config_that_is_edited_while_it_is_trained_starts_nothing_more(call, w
         write('mine.py', 'n_layer = 4\nlr = 1e-3\n')
     monkeypatch.setattr(compare, 'train', edit)
     with pytest.raises(SystemExit):
-        call(BASE, mine, '--seeds=1')
+        call(*[BASE, mine][::order], '--seeds=1')
     assert 'was edited after this command had begun' in capsys.readouterr().err
     assert not [*tmp_path.glob('c/mine-*')]
 

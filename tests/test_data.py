@@ -6,14 +6,16 @@ damaged data is named. Every question of depth d takes d + 1 looks and no fewer;
 what they were, and no split shares a document. A dataset is the same bytes whatever the
 number of processes, and after a kill.
 """
+import fcntl
 import hashlib
 import json
 import multiprocessing
+import os
 import random
 import re
 import runpy
+import signal
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,8 +46,6 @@ from nanodepth.training import loader as loader_file
 from nanodepth.training.loader import Loader, permute, whose_rows
 from nanodepth.training.measure import answers, validate
 
-# ------------------------------------------------------------------ tokenizers
-
 TEXTS = ['', ' ', 'a', 'Hello, world! It\'s what they\'ve said; I\'ll go, you\'re 12th.',
          'def f(x):\n    return x**2  # 100%\n\n\n',
          'a   1 b  22\t333 \n 4', '   9', '12345678901234567890',
@@ -69,8 +69,6 @@ def test_bytes():
         assert plain.tolist() == [*text.encode()]
     assert enc.encode('a<|endoftext|>', allowed_special='all') == [97, 256]
 
-
-# ------------------------------------------------------------------ the loader is a permutation
 
 @pytest.mark.parametrize('n', [1, 2, 3, 5, 16, 17, 1000, 4097])
 def test_permute_is_a_permutation_for_ever(n):
@@ -137,23 +135,6 @@ def test_a_batch_at_once_is_the_batch_row_by_row(tmp_path, monkeypatch, folders,
             assert all(torch.equal(one, other) for one, other in zip(batch, slow, strict=True))
 
 
-def make(folder, n, start=0, **kw):
-    write_dataset(folder, 'train', 'bytes', (np.arange(n) + start) % 250, **kw)
-    return folder
-
-
-def test_a_mixture_is_exact_in_every_period(tmp_path):
-    for name, n in (('a', 8 * 900 + 1), ('b', 8 * 300 + 1), ('c', 8 * 50 + 1)):
-        make(tmp_path / name, n)
-    (tmp_path / 'mixture.json').write_text(json.dumps(dict(a=70, b=24, c=6)))
-    quota = Loader(tmp_path, 10, 8).quota.tolist()
-    assert quota == [700, 240, 60]
-    for period in range(3):
-        datasets, _ = whose_rows(tuple(quota), 0, period)
-        assert np.bincount(datasets).tolist() == quota
-        assert 0 < (datasets[:100] == 1).sum() < 60         # spread over the period
-
-
 def windows(loader, numbers, d=0):
     "(tokens, targets, kinds) of these windows of one of its datasets."
     return loader.datasets[d].read(np.array(numbers), loader.kinds)
@@ -171,8 +152,6 @@ def test_a_dry_run_checks_the_checksums(data, tmp_path, capsys):
     assert 'data/smollm/prepare.py (' in how_to_prepare(ROOT / 'data/smollm/nowhere')
     assert 'data/text/prepare.py FILES' in how_to_prepare(tmp_path / 'nowhere')
 
-
-# ------------------------------------------------------------------ validation
 
 def test_measure_by_hand(tmp_path, tiny):
     "Two kinds; an answer is a run of tokens that begins at +128, and all of it must be right."
@@ -247,35 +226,26 @@ def look_up(given, name, looks):
     return name
 
 
-def test_the_papers_form_by_hand():
-    e = few_shot('copy_random', 1, shots=0)[0]
-    assert re.fullmatch(r'Fill in the blank:\n\n([a-z]{3} ){15}____ \. ->', e.prompt)
-    e = few_shot('assign_basic', 1, shots=0, depth=1)[0]
-    assert re.fullmatch(r'Fill in blank:\n\n([a-z]=\d+\n){5}([a-z]=[a-z]\n){5}[a-z]=____ \. ->',
-                        e.prompt)
-    e = few_shot('assign_math', 1, shots=0, depth=1)[0]
-    assert re.fullmatch('The following is a set of simple mathematical equations.\n\n'
-                        r'([a-z]=\d+\n){5}([a-z]=[a-z]\n){5}'
-                        r'What is the numerical value of [a-z]\?\nAnswer:', e.prompt)
-    e = few_shot('assign_code', 1, shots=0)[0]
-    assert re.fullmatch('The following is a very short Python program. Use the program to resolve '
-                        'the value of the variable in the question.\n\nProgram:\n'
-                        r'([a-z] = \d+\n){5}\nQuestion:\nWhat is the value of [a-z]\?\nAnswer:',
-                        e.prompt)
-    e = few_shot('assign_basic', 1, shots=5)[0]
-    assert (e.prompt.count('Fill in blank:\n\n') == 6 and len(re.findall(r'-> \d+\n\n', e.prompt))
-            == 5 and e.prompt.endswith('->'))
+@pytest.mark.parametrize('task, depth, form', [
+    ('copy_random', 0, r'Fill in the blank:\n\n([a-z]{3} ){15}____ \. ->'),
+    ('assign_basic', 1,
+     r'Fill in blank:\n\n([a-z]=\d+\n){5}([a-z]=[a-z]\n){5}[a-z]=____ \. ->'),
+    ('assign_math', 1, 'The following is a set of simple mathematical equations.\n\n'
+     r'([a-z]=\d+\n){5}([a-z]=[a-z]\n){5}What is the numerical value of [a-z]\?\nAnswer:'),
+    ('assign_code', 0, 'The following is a very short Python program. Use the program to resolve '
+     'the value of the variable in the question.\n\nProgram:\n'
+     r'([a-z] = \d+\n){5}\nQuestion:\nWhat is the value of [a-z]\?\nAnswer:')])
+def test_the_papers_form_by_hand(task, depth, form):
+    between = '' if 'copy' in task else r' \d+\n\n'
+    for shots in (0, 5) if between else (0,):
+        [example] = few_shot(task, 1, shots=shots, depth=depth)
+        assert re.fullmatch(f'({form}{between}){{{shots}}}{form}', example.prompt)
 
 
-@pytest.mark.parametrize('task', ASSIGN)
-@pytest.mark.parametrize('depth', [0, 1, 2, 4, 5, 6])
+@pytest.mark.parametrize('task, depth', [(task, depth) for task in ASSIGN for depth in range(7)
+                                         if (task, depth) != ('toy_assign', 6)])
 def test_depth_d_takes_d_plus_1_looks_and_no_fewer(task, depth):
-    if task == 'toy_assign' and depth == 6:
-        with pytest.raises(ValueError, match='letters for depth 5 at most'):
-            few_shot(task, 1, shots=0, depth=6)
-        return
-    examples = few_shot(task, 40, shots=0, depth=depth)
-    for e in examples:
+    for e in few_shot(task, 40, shots=0, depth=depth):
         given, name = statements(task, e)
         assert look_up(given, name, depth + 1) == e.options[e.answer].strip()
         # a name: only a guess is left
@@ -424,10 +394,15 @@ def test_a_folder_of_code_is_read_by_the_endings_that_say_text(tmp_path, capsys)
         'a textd.md', 'a textdeep/c.py']
 
 
-def test_much_text_is_read_in_parts_and_goes_on(tmp_path, monkeypatch):
+@pytest.fixture
+def threads(monkeypatch):
+    "Instead of processes, which are begun in seconds."
+    monkeypatch.setattr(tokens_file, 'ProcessPoolExecutor', lambda n, *_: ThreadPoolExecutor(n))
+
+
+def test_much_text_is_read_in_parts_and_goes_on(tmp_path, monkeypatch, threads):
     "Small files together, as long as they are small: each part is a shard, whole or not at all."
     monkeypatch.setattr(tokens_file, 'PART', 70_000)
-    monkeypatch.setattr(tokens_file, 'ProcessPoolExecutor', lambda n, *_: ThreadPoolExecutor(n))
     (tmp_path / 'mine').mkdir()
     rows = [f'row {i} of mine' for i in range(9000)]
     for part in range(9):
@@ -477,28 +452,27 @@ ODD = ['', None, '<|endoftext|> is text here', 'ä東🙂\u200d\x00\ufeff e\u030
 SOURCES = dict(fineweb_edu=5, cosmopedia=2, python_edu=2, open_web_math=2)
 
 
-def write(path, texts):
-    import pyarrow
-    import pyarrow.parquet
-    if path.suffix == '.parquet':
-        pyarrow.parquet.write_table(pyarrow.table(dict(text=texts, id=list(range(len(texts))))),
-                                    path, row_group_size=50)
-    else:
-        path.write_text(''.join(json.dumps(dict(text=t, id=i), ensure_ascii=i % 2 == 0) + '\n'
-                                for i, t in enumerate(texts)))
+def texts_of(name, i):
+    "Of a source's file: numbers, and in its first one some odd texts among them."
+    draw = random.Random(f'{name} {i}')
+    texts = [' '.join(str(draw.randrange(10**draw.randrange(1, 7)))
+                      for _ in range(draw.randrange(5, 120))) for _ in range(250)]
+    texts += [] if i else ODD
+    return draw.sample(texts, len(texts))
 
 
 @pytest.fixture(scope='module')
 def source(tmp_path_factory):
-    folder, draw = tmp_path_factory.mktemp('source'), random.Random(0)
+    datasets, folder = pytest.importorskip('datasets'), tmp_path_factory.mktemp('source')
     for name, count in SOURCES.items():
-        (folder / name).mkdir()
         for i in range(count):
-            texts = [' '.join(f'{draw.randrange(10**draw.randrange(1, 7))}'
-                              for _ in range(draw.randrange(5, 120))) for _ in range(250)]
-            texts = draw.sample(texts + (ODD if i == 0 else []),
-                                len(texts) + (len(ODD) if i == 0 else 0))
-            write(folder / name / f'train-{i:05d}.{"jsonl" if i % 2 else "parquet"}', texts)
+            rows = datasets.Dataset.from_dict(dict(text=texts_of(name, i)))
+            path = folder / name / f'train-{i:05d}'
+            path.parent.mkdir(exist_ok=True)
+            if i % 2:
+                rows.to_json(path.with_suffix('.jsonl'), force_ascii=False)
+            else:
+                rows.to_parquet(path.with_suffix('.parquet'), batch_size=50)
     return folder
 
 
@@ -513,10 +487,15 @@ def prepare(argv):
     tokens_file.prepare({'smollm': sources}, argv)
 
 
-def prepare_by_processes(argv):
-    "Processes are forked here: begun anew each takes seconds."
-    fork = multiprocessing.get_context('fork')
-    multiprocessing.get_context = lambda kind: fork
+def prepare_until_killed(argv):
+    "Processes are forked here: begun anew each takes seconds. One of them kills the first one."
+    fork, hash_of = multiprocessing.get_context('fork'), tokens_file.hash_of
+
+    def hash_or_kill(path):
+        if path.parent.name == 'cosmopedia':        # what comes before it is whole
+            os.kill(os.getppid(), signal.SIGKILL)
+        return hash_of(path)
+    multiprocessing.get_context, tokens_file.hash_of = lambda kind: fork, hash_or_kill
     prepare(argv)
 
 
@@ -540,8 +519,7 @@ def made(source, tmp_path_factory):
     return out
 
 
-def test_shares_are_exact_and_every_document_is_there_once(source, made):
-    import pyarrow.parquet
+def test_shares_are_exact_and_every_document_is_there_once(made):
     mixture = json.loads((made / 'mixture.json').read_text())
     assert mixture == dict(fineweb_edu=0.70, cosmopedia=0.15, python_edu=0.09, open_web_math=0.06)
     for name, share in mixture.items():
@@ -552,29 +530,24 @@ def test_shares_are_exact_and_every_document_is_there_once(source, made):
         assert sum(sizes[:-1]) < round(500_000 * share) <= sum(sizes)
     # What is read back, split at the documents' beginnings, is a subset of the source's texts, each
     # once, in one split.
-    texts = [t for p in (source / 'open_web_math').glob('*.parquet')
-             for t in pyarrow.parquet.read_table(p)['text'].to_pylist()]
-    texts += [json.loads(line)['text'] for p in (source / 'open_web_math').glob('*.jsonl')
-              for line in p.read_text().splitlines()]
     stream = np.concatenate([shard for split in ('train', 'val')
                              for shard in shards_of(made / 'open_web_math', split)])
     documents = [bytes(document[1:].astype('uint8'))
                  for document in np.split(stream, np.flatnonzero(stream == 256))[1:]]
     assert len({*documents}) == len(documents) > 0
-    assert {*documents} <= {t.encode() for t in texts if t}
+    texts = texts_of('open_web_math', 0) + texts_of('open_web_math', 1)
+    assert {*documents} <= {text.encode() for text in texts if text}
 
 
-def test_neither_processes_nor_being_killed_change_a_byte(source, made, tmp_path):
-    killed, after = (BEGUN.Process(target=prepare_by_processes, args=(command(source, tmp_path),))
-                     for _ in range(2))
+def test_neither_processes_nor_being_killed_change_a_byte(source, made, tmp_path, threads):
+    killed = BEGUN.Process(target=prepare_until_killed, args=(command(source, tmp_path),))
     killed.start()
-    while killed.is_alive() and len([*tmp_path.rglob('train_0*.bin')]) < 3:
-        time.sleep(0.001)
-    killed.kill()
     killed.join()
-    after.start()
-    after.join()
-    assert after.exitcode == 0 and contents(tmp_path) == contents(made)
+    assert killed.exitcode == -signal.SIGKILL
+    with open(tmp_path / 'lock') as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)        # when its processes have ended, too
+    prepare(command(source, tmp_path))
+    assert contents(tmp_path) == contents(made)
 
 
 def test_a_mixture_goes_on_to_more_tokens_and_is_left_as_it_is(source, made, tmp_path):
