@@ -79,13 +79,13 @@ def seeded(folder, seed):
 def test_a_suffix_is_a_seed_only_where_the_run_says_so(tmp_path):
     "Two cuts of one run, base_1-2-1 and base_1-2-2, are two models."
     seeds = {'a-0': 0, 'a-1': 1, 'b': 0, 'c-4': 4, 'lr1e-3': 0, 'lr1e-4': 0, 'd': 0, 'd-0': 0,
-             'd-1': 1, 'base_1-2-1': 1, 'base_1-2-2': 1}
+             'd-1': 1, 'base_1-2-1': 1, 'base_1-2-2': 1, 'e-1': 1, 'e-01': 1}
     runs = {name: seeded(tmp_path / name, seed) for name, seed in seeds.items()}
     for name in ('hf-1', 'hf-2'):           # others' checkpoints say nothing
         runs[name] = tmp_path / name
     assert Counter(tables.groups_of(runs).values()) == {
         'a': 2, 'b': 1, 'c-4': 1, 'lr1e-3': 1, 'lr1e-4': 1, 'd': 1, 'd-*': 2, 'base_1-2-1': 1,
-        'base_1-2-2': 1, 'hf-1': 1, 'hf-2': 1}
+        'base_1-2-2': 1, 'e-1': 1, 'e-01': 1, 'hf-1': 1, 'hf-2': 1}
 
 
 def test_runs_side_by_side_by_hand(tmp_path):
