@@ -34,6 +34,8 @@ REFUSALS = [
     (['sample', '{run}', '--temperature=1e-300'], 'is too small (at least 0.001)'),
     (['sweep', '{run}', '--tasks=toy_copy', '--blocks=1,9'], '--blocks=9: the model is'),
     (['probe', '{mistral}', '--data=x'], 'the probes look into'),
+    (['sample', '{run}', '--loop=2x2', '--r=2'], '--loop and --r are different'),
+    (['sweep', '{run}', '--tasks=toy_copy', '--r=2'], 'r=2 is for models with a recurrent core'),
     (['evaluate', '{run}', '--tasks=toy_assign/6'], 'letters for depth 5 at most'),
     ([*COMPARE, '--seed=3'], 'is --seeds'),
     ([*COMPARE, '--seeds=0'], 'must be how many'),
