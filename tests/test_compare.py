@@ -25,7 +25,6 @@ from nanodepth.commands.compare import Arms, planned
 from nanodepth.common.errors import Refused
 from nanodepth.model import unrolled
 from nanodepth.models import checkpoint
-
 from nanodepth.report.contrasts import Contrast, difference, p_beyond, spelled, t_around
 from nanodepth.report.printed import print_differences
 from nanodepth.report.tables import read_rows, where
@@ -38,34 +37,28 @@ SMALL = ('--n_embd=16 --n_head=2 --head_dim=8 --context=96 --batch_size=2 --step
 BASE, GROWN = 'config/baseline.py --n_layer=4', 'config/lidas.py --n_layer=4'
 
 
-class InHere(SimpleNamespace):
-    "A process that has ended before it returns: a command of ours, in this one."
-    runs = []
-
-    def __init__(self, argv, stdout, **_):
-        self.runs.append(argv[-1].rpartition('/')[2])
-        said, self.returncode = io.StringIO(), 0
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
-            try:
-                nanodepth(argv[3], argv[4:])
-            except SystemExit as end:
-                self.returncode = end.code
-        stdout.write(said.getvalue().encode())
-        self.wait = lambda: self.returncode
-
-
 @pytest.fixture
 def call(data, tmp_path, monkeypatch, capsys):
     """call(*words) is a small comparison in tmp_path/c: what it printed. Its runs are trained in
     this process, and those that the call has trained stand in call.runs, without the letters."""
-    monkeypatch.setattr(compare, 'subprocess', SimpleNamespace(Popen=InHere))
+    def ended(argv, stdout, **_):
+        "A process that has ended before it returns: a command of ours, in this one."
+        call.runs.append(re.sub('-[0-9a-f]{8}-', '-', argv[-1].rpartition('/')[2]))
+        said, code = io.StringIO(), 0
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+            try:
+                nanodepth(argv[3], argv[4:])
+            except SystemExit as end:
+                code = end.code
+        stdout.write(said.getvalue().encode())
+        return SimpleNamespace(returncode=code, wait=lambda: code)
+    monkeypatch.setattr(compare, 'subprocess', SimpleNamespace(Popen=ended))
 
     def call(*words, more=SMALL):
-        InHere.runs = []
+        call.runs = []
         capsys.readouterr()
         nanodepth('compare', [*map(str, words), f'--out={tmp_path / "c"}', '--batches=2', '--n=4',
                               '--device=cpu', f'--more={more} --data={data}'])
-        call.runs = [re.sub('-[0-9a-f]{8}-', '-', run) for run in InHere.runs]
         call.rows = read_rows(tmp_path / 'c/rows.csv')
         return capsys.readouterr().out
     return call
@@ -262,7 +255,7 @@ def test_what_was_stopped_goes_on(call, tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(cut, 'save', stop)
         call(file, '--seeds=1')
-    assert len(InHere.runs) == 1
+    assert len(call.runs) == 1
     call(file, '--seeds=1')
     assert call.runs == ['on-0', 'core-0']
     assert {row['steps'] for row in call.rows} == {24}

@@ -197,18 +197,12 @@ EVERY = [*TASKS, *TOY_TASKS]
 ASSIGN = [task for task in EVERY if 'copy' not in task]
 
 
-def statements(task, example):
-    """The last question's statements as a dict, and the name asked for: read off the prompt, not
-    off the generator."""
-    text = example.prompt
-    if task in TASKS:       # from the last question's first words on
-        first = primitives.TEMPLATES[task.removeprefix('assign_')][0][:20]
-        text = text[text.rindex(first):]
+def statements(task, prompt):
+    "Its statements as a dict, and the name asked for: read off the prompt, not off the generator."
     if task in TOY_TASKS:
-        return dict(re.findall(r'(\w)=?(\w)', text.split('?')[0])), text[-1]
-    found = dict(re.findall(r'^(\w+) ?= ?(\w+)$', text, flags=re.M))
+        return dict(re.findall(r'(\w)=?(\w)', prompt.split('?')[0])), prompt[-1]
     asked = r'(\w+)=____' if task == 'assign_basic' else r'value of (\w+)\?'
-    return found, re.findall(asked, text)[-1]
+    return dict(re.findall(r'^(\w+) ?= ?(\w+)$', prompt, flags=re.M)), re.findall(asked, prompt)[-1]
 
 
 def look_up(given, name, looks):
@@ -238,7 +232,7 @@ def test_the_papers_form_by_hand(task, depth, form):
                                          if (task, depth) != ('toy_assign', 6)])
 def test_depth_d_takes_d_plus_1_looks_and_no_fewer(task, depth):
     for e in few_shot(task, 40, shots=0, depth=depth):
-        given, name = statements(task, e)
+        given, name = statements(task, e.prompt)
         assert look_up(given, name, depth + 1) == e.options[e.answer].strip()
         # a name: only a guess is left
         assert look_up(given, name, depth) not in [o.strip() for o in e.options]

@@ -69,13 +69,8 @@ lines = [['looping', "{run = 'lidas', way = 'looped', measure = 'aliases 4 right
       {run = 'lidas', way = 'looped', measure = 'aliases 4', less = {way = 'ordinary'}}, \\
       {run = 'lidas', way = 'ordinary', measure = 'text', share_of = {run = 'baseline'}}"""]]
 '''
-FRAME = '''Before
-<!-- table growing -->
-stale
-<!-- end -->
-between
-<!-- table words --><!-- end -->
-'''
+FRAME = ('Before\n<!-- table growing -->\nstale\n<!-- end -->\n'
+         'between\n<!-- table words --><!-- end -->\n')
 
 
 @pytest.fixture

@@ -134,21 +134,15 @@ def scored(model, manager, tasks):
     return lm_eval.simple_evaluate(model, tasks=tasks, task_manager=manager, bootstrap_iters=0)
 
 
-def opened(path):
-    "(a checkpoint's model, and the same as lm-eval asks it)."
-    subject = Subject(path, Asked(tasks='svamp', device='cpu'))
-    return subject.model, Model(subject.answer, as_theirs(subject.model),
-                                subject.harness.tokenizer, str(path))
-
-
 LOCAL = ['local_choice', 'local_text', 'local_rolling']
 
 
 def test_an_export_scores_as_lm_evals_own_model(run, manager):
-    ours, theirs = run
-    expected = scored(HFLM(str(theirs), device='cpu', batch_size=4), manager, LOCAL)
+    expected = scored(HFLM(str(run[1]), device='cpu', batch_size=4), manager, LOCAL)
     for path in run:            # our checkpoint with its loop, and the folder it was exported to
-        results = scored(opened(path)[1], manager, LOCAL)
+        subject = Subject(path, Asked(tasks='svamp', device='cpu'))
+        lm = Model(subject.answer, as_theirs(subject.model), subject.harness.tokenizer, str(path))
+        results = scored(lm, manager, LOCAL)
         for task in LOCAL:
             for a, b in zip(results['samples'][task], expected['samples'][task]):
                 assert a['doc'] == b['doc']
@@ -157,8 +151,7 @@ def test_an_export_scores_as_lm_evals_own_model(run, manager):
                 else:           # log-likelihoods, and of a choice whether it is greedy: 0 or 1
                     assert np.array(a['resps'], float) == pytest.approx(
                         np.array(b['resps'], float), rel=1e-4)
-    model, lm = opened(run[0])
-    model.head.register_forward_hook(lambda module, x, y: y * float('nan'))
+    subject.model.head.register_forward_hook(lambda module, x, y: y * float('nan'))
     with pytest.raises(Refused, match='logits that are not numbers'):
         scored(lm, manager, ['local_choice'])
 
@@ -247,11 +240,10 @@ def test_the_command(run, tmp_path, manager, monkeypatch, capsys):
     assert 'toy_assign/1, % of 20 (chance 25%)' in said
     assert 'local_choice acc, % of 10' in said
     assert len(rows) == 2 * 3 * 3
-    for (name, way, measure_), row in rows.items():     # through transformers as through our own
-        other = rows['hf', way, measure_]
-        assert [row[key] for key in ('mean', 'error', 'change', 'p')] == [
-            other[key] for key in ('mean', 'error', 'change', 'p')]
-        if '--K=1' in way:              # one evaluation changes nothing
+    for (name, *asked), row in rows.items():        # through transformers as through our own
+        other = rows['hf', *asked]
+        assert all(row[key] == other[key] for key in ('mean', 'error', 'change', 'p'))
+        if '--K=1' in row['way']:       # one evaluation changes nothing
             assert row['change'] == row['change_error'] == 0
     model, way = checkpoint.load_model(run[0]), Way(window='1-2', solver='naive', K=3)
     examples = few_shot('toy_assign', 20, shots=0, depth=1)
@@ -265,13 +257,13 @@ def test_the_command(run, tmp_path, manager, monkeypatch, capsys):
 
 def test_a_stopped_evaluation_goes_on_and_another_model_is_measured_anew(run, tmp_path, tiny,
                                                                         monkeypatch):
-    measured, real = [], rows_file.on_tasks
+    measured = []
 
     def on_tasks(subject):
-        if len(measured) == 2:
-            raise KeyboardInterrupt
         measured.append(str(subject.way))
-        return real(subject)
+        if len(measured) == 3:
+            raise KeyboardInterrupt
+        return rows_file.on_tasks(subject)
     monkeypatch.setitem(rows_file.MEASURES, 'tasks', on_tasks)
 
     def evaluated():
@@ -284,14 +276,12 @@ def test_a_stopped_evaluation_goes_on_and_another_model_is_measured_anew(run, tm
     with open(tmp_path / 'e.jsonl', 'a') as file:
         file.write('{"mark": "')           # it was being written when it was killed
     said = evaluated()
-    assert measured == ['--loop=1-1x3-1']
-    assert len(said.splitlines()) == 4
-    assert evaluated() == said
-    assert measured == []           # all is known
+    assert measured == ['--loop=1-1x3-1'] and len(said.splitlines()) == 4
+    assert evaluated() == said and measured == []       # all is known
     save_run(run[0], tiny(7, vocab_size=257, context=96, n_layer=3))
     with pytest.raises(SystemExit):
         evaluated()
-    assert measured == ['as it is', '--loop=1-1x2-1']
+    assert measured == ['as it is', '--loop=1-1x2-1', '--loop=1-1x3-1']
 
 
 def test_a_note_is_of_all_that_decides_a_measure(run, tmp_path, data, monkeypatch):
@@ -446,10 +436,9 @@ def test_a_sweep_screens_by_every_other_answer_and_judges_by_the_others(tmp_path
     halves = [{name: half(score, part) for name, score in scores.items()} for part in (0, 1)]
     assert halves[0]['loss'].answers == scores['loss'].answers[::2]
     assert halves[1]['toy_assign/1'].mean == sum(scores['toy_assign/1'].answers[1::2]) / 4
-    assert {(row['part'], row['measure']): row['mean'] for row in rows
-            if row['way'] == 'as it is'} == {
-        (part, name): score.mean for part, its in zip(sweep.PARTS, halves)
-        for name, score in its.items()}
+    for part, its in zip(sweep.PARTS, halves):
+        assert {row['measure']: row['mean'] for row in where(rows, part=part, way='as it is')} == {
+            name: score.mean for name, score in its.items()}
     # a perplexity has no answers of which it is the mean
     assert half(Score('score', 9.0, None, [None, None]), 0) is None
     assert half(Score('share', 1.0, None, [1]), 1) is None
@@ -474,16 +463,15 @@ def test_luck_is_what_the_best_of_as_many_tries_finds():
 
 
 def test_what_ways_are_ranked_by_and_what_a_gain_is():
-    rows = [dict(measure=measure, kind=kind, data=data) for measure, kind, data in (
-        ('loss', 'nats', 'x'), ('toy_assign/1', 'share', ''),
-        ('b ter', 'less', ''))]
-    of_data = dict(measure='copy', kind='share', data='x')
-    benchmarks = [dict(measure=f'b {name}', kind='share', data='') for name in ('acc', 'acc_norm')]
+    def row(measure, kind, data=''):
+        return dict(measure=measure, kind=kind, data=data)
+    rows = [row('loss', 'nats', 'x'), row('toy_assign/1', 'share'), row('b ter', 'less')]
+    of_data, benchmarks = row('copy', 'share', 'x'), [row('b acc', 'share'), row('b norm', 'share')]
     assert sweep.ranked_by([rows[0], of_data]) == ['loss']
-    with pytest.raises(Refused, match='b ter is no share of right answers'):
-        sweep.ranked_by([*rows, of_data])
     assert sweep.ranked_by([*rows[:2], of_data]) == ['toy_assign/1']
     assert sweep.ranked_by([*rows, *benchmarks]) == ['toy_assign/1', 'b acc']
+    with pytest.raises(Refused, match='b ter is no share of right answers'):
+        sweep.ranked_by([*rows, of_data])
     assert [sweep.gain(row, 1.0) for row in rows] == [-1, 1, -1]
 
 
