@@ -129,7 +129,8 @@ def test_a_batch_at_once_is_the_batch_row_by_row(tmp_path, monkeypatch, folders,
         monkeypatch.setattr(loader_file, 'RANK', rank)
         monkeypatch.setattr(loader_file, 'SIZE', size)
         loader = Loader([tmp_path / name for name in folders], 12, 7, 'train', 5, starts)
-        for step, first_epoch in ((0, False), (83, False), (9, True)):      # 83: two periods
+        # 83: in two periods; 10: where the second epoch of b begins
+        for step, first_epoch in ((0, False), (83, False), (10, True)):
             batch = loader.batch(step, first_epoch)
             slow = row_by_row(loader, step, first_epoch, rank, size)
             assert all(torch.equal(one, other) for one, other in zip(batch, slow, strict=True))
@@ -469,7 +470,7 @@ def prepare(argv):
     tokens_file.prepare({'smollm': sources}, argv)
 
 
-def prepare_until_killed(argv):
+def prepare_until_killed(argv, held):
     "Processes are forked here: begun anew each takes seconds. One of them kills the first one."
     fork, hash_of = multiprocessing.get_context('fork'), tokens_file.hash_of
 
@@ -522,12 +523,15 @@ def test_shares_are_exact_and_every_document_is_there_once(made):
 
 
 def test_neither_processes_nor_being_killed_change_a_byte(source, made, tmp_path, threads):
-    killed = BEGUN.Process(target=prepare_until_killed, args=(command(source, tmp_path),))
+    ended, held = multiprocessing.Pipe()
+    killed = BEGUN.Process(target=prepare_until_killed, args=(command(source, tmp_path), held))
     killed.start()
+    held.close()
+    assert ended.poll(120)          # at the end of all who hold the other side: its workers, too
     killed.join()
     assert killed.exitcode == -signal.SIGKILL
     with open(tmp_path / 'lock') as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)        # when its processes have ended, too
+        fcntl.flock(lock, fcntl.LOCK_EX)        # which they let go a moment later
     prepare(command(source, tmp_path))
     assert contents(tmp_path) == contents(made)
 
