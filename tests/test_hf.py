@@ -373,7 +373,7 @@ def test_an_export_that_is_another_model_is_none(tiny, tmp_path, capsys, monkeyp
     monkeypatch.setattr(export, 'save_hf', damaged)
     for parent, words in ((core, 'writes other text'), (run, 'it is another model')):
         assert words in refused(capsys, 'export', parent, f'{parent}-bad')
-    monkeypatch.setattr(export, 'compare', lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr(export, 'compare', lambda *_: signal.default_int_handler(2, None))
     with pytest.raises(SystemExit):
         nanodepth('export', [run, f'{run}-bad'])
     assert sorted(path.name for path in tmp_path.iterdir()) == ['core', 'core-good', 'run',

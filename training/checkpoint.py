@@ -59,7 +59,7 @@ def refuse_unreadable(order, optimizers):
 
 def load(folder, classes=()):
     "(the model of a checkpoint, what else that says). classes: of Spans that are not ours."
-    path = Path(folder) / 'ckpt.pt' if Path(folder).is_dir() else Path(folder)
+    path = Path(folder) if Path(folder).is_file() else Path(folder) / 'ckpt.pt'
     require(path.exists(), f'there is no run in {folder}: {path} is not there')
     # mapped, but on Windows, where a mapped file could not be replaced
     saved = torch.load(path, map_location='cpu', weights_only=True, mmap=os.name == 'posix')
