@@ -36,7 +36,7 @@ from nanodepth.text.tokens import write_dataset  # noqa: E402
 from nanodepth.text.tokenizer import write_tokenizer  # noqa: E402
 from nanodepth.commands.train import planned  # noqa: E402
 from nanodepth.model import LM, ModelConfig, Span  # noqa: E402
-from nanodepth.models.checkpoint import BROUGHT  # noqa: E402
+from nanodepth.models.checkpoint import BROUGHT, BROUGHT_BY  # noqa: E402
 # these take `show` by its name, and so before it is replaced
 from nanodepth.commands import evaluate, plot as plot_command, probe  # noqa: E402
 from nanodepth import train  # noqa: E402
@@ -61,6 +61,7 @@ def pytest_collection_finish():
 def no_pictures_and_no_look_around(request, monkeypatch):
     monkeypatch.setattr(train, 'backward', train.backward)      # what `at_step` changes ends here
     BROUGHT.clear()             # of --classes in another test
+    BROUGHT_BY.clear()
     if sys.modules.get('lm_eval'):      # it asks pip and the compilers what they are: a second each
         import lm_eval.evaluator
         monkeypatch.setattr(lm_eval.evaluator, 'add_env_info', lambda results: None)

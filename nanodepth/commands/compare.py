@@ -80,7 +80,7 @@ def read_options(argv):
         if len({*names}) < len(names):
             raise Refused('two arms have one name: give two that differ')
         return replace(options, arms=dict(zip(names, options.lines)))
-    values = config_file(options.lines[0], typing.get_type_hints(Options))
+    values = config_file(options.lines[0], typing.get_type_hints(Options), checkpoint.BROUGHT_BY)
     if not values.get('arms'):
         raise Refused(f'{options.lines[0]} gives no arms: to compare two configs, name two')
     values = dict(out=Path('out') / Path(options.lines[0]).stem) | values
@@ -214,6 +214,11 @@ class Arms(dict):
             config = replace(config, **settings)
         return config, words
 
+    def cost(self, name):
+        "The FLOPs of an arm, and of what it begins from."
+        config, _ = self.argv(name, 0)
+        return planned(config) + inherited(config)
+
     def with_flops(self, name, config, flops):
         """The settings with which a config costs so many FLOPs: its steps, its own warm-up if that
         fits, and a cool-down in proportion, unless the line has one. In a model that grows the cost
@@ -239,9 +244,9 @@ class Arms(dict):
         if self[name].flops or name == self.first:
             return
         if not begins:
-            costs = [planned(self.argv(other, 0)[0]) for other in
-                     (self.first, *self.partners_of(self.first)) if not self[other].begins]
-            if any(is_same(planned(self.config(name)[0]), cost) for cost in costs):
+            own = self.cost(name)
+            if any(is_same(own, self.cost(other)) for other in
+                   (self.first, *self.partners_of(self.first)) if not self[other].begins):
                 return
         self[f'{self.first} with the FLOPs of {name}'] = replace(
             self[self.first], flops=name, begins=begins, partner_of=self.first)

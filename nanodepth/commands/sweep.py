@@ -102,7 +102,7 @@ def search(name, path, options, notes):
     recipe = Way(window='{}-{}'.format(*pick_window(None, depth_of(subject.model))), solver='rk',
                  K=3)
     tried = {str(Way()): Way()} | ways
-    if not (options.blocks or options.loop or options.r):
+    if not (options.blocks or options.loop or options.r or spans_in(order_of(subject.model))):
         tried.setdefault(str(recipe), recipe)
     parts = {part: subject.rows([*tried.values()], notes, offset, part=part, run=name, group=name)
              for offset, part in enumerate(PARTS)}

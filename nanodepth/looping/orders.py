@@ -39,9 +39,15 @@ def depth_of(model):
 
 def layers_run(order):
     "How many layers run for each token where no cache is filled."
-    windows = [span for span in spans_in(order) if isinstance(span, PlainWindow)]
-    more = sum((span.evaluations() - 1) * len(unrolled(span.items)) for span in windows)
-    return len(unrolled(order)) + more
+    layers = 0
+    for item in order:
+        if isinstance(item, int):
+            layers += 1
+        else:
+            times = item.evaluations() if isinstance(item, PlainWindow) else 1
+            within = layers_run(item.items) * len(item.unrolled()) // len(unrolled(item.items))
+            layers += times * within
+    return layers
 
 
 def with_window(order, window=None, solver='rk', K=3, cache=None, **options):
@@ -139,8 +145,8 @@ def placed(module, place):
     new._modules = {name: child if child is None else placed(child, place)
                     for name, child in module._modules.items()}
     new._forward_hooks = copy.copy(module._forward_hooks)
-    if hasattr(new, 'layer_idx'):
-        new.layer_idx = place
+    for name in {'layer_idx', 'layer_id'} & {*vars(new)}:       # (GPT-Neo has the latter)
+        setattr(new, name, place)
     return new
 
 

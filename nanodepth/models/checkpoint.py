@@ -1,9 +1,9 @@
 """Any checkpoint as a model: a run's, which train.py has saved, or a Hugging Face folder.
 Usage: model = load_model('out/run')
 """
+import importlib
 import inspect
 import math
-import runpy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +54,7 @@ def state_of(path):
 
 
 BROUGHT = []            # classes of Spans, of a command's --classes=FILE.py
+BROUGHT_BY = set()      # that file and those that it imports; a file of arms and those
 
 
 @dataclass(kw_only=True)
@@ -71,8 +72,11 @@ def classes_in(given):
     on, too."""
     if not isinstance(given, (str, Path)):
         return given
-    with lent_names(Path(given).resolve()):
-        values = runpy.run_path(str(given)).values()
+    file = Path(given).resolve()
+    if not file.is_file():
+        raise Refused(f'there is no file {given}')
+    with lent_names(file, BROUGHT_BY):      # by its name, by which a config imports it, too
+        values = vars(importlib.import_module(file.stem)).values()
     for each in values:
         is_function = inspect.isfunction(each)
         if is_function and [*inspect.signature(each).parameters][:3] == ['g', 'x', 'K']:

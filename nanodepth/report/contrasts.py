@@ -107,8 +107,7 @@ def spelled(values, kind, sign=''):
 
 def margin_of(row, margins):
     "The difference in a row's measure that would not matter; None where nobody has named one."
-    margin = UNITS[row['kind']].margin
-    return margins.get(row['measure']) if margin is None else margin
+    return margins.get(row['measure'], UNITS[row['kind']].margin)
 
 
 def paired(rows, others):
@@ -143,7 +142,9 @@ def beside(rows, bases):
     of that measure, and with each later one that had as many training FLOPs."""
     pairs = []
     for name, others in bases.items():
-        tokens, flops = (is_same(mean_of(rows, column), mean_of(others, column))
+        both = {row['seed'] for row in rows} & {row['seed'] for row in others}
+        ours, theirs = ([row for row in its if row['seed'] in both] for its in (rows, others))
+        tokens, flops = (is_same(mean_of(ours, column), mean_of(theirs, column))
                          for column in ('tokens', 'training_flops'))
         equal = ['equal tokens'] * tokens + ['equal training FLOPs'] * flops
         if not pairs or flops and not pairs[0][2]:

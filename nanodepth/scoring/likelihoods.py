@@ -12,7 +12,8 @@ from tqdm import tqdm
 from nanodepth.common.errors import Refused
 from nanodepth.common.whose import device_of, is_ours, width_of
 from nanodepth.looping.solvers import PER_TOKEN
-from nanodepth.model import spans_in
+from nanodepth.model import Span, spans_in
+from nanodepth.retrofit import Core
 from nanodepth.text.primitives import continuation
 from nanodepth.text.tokenizer import start_of_document
 from nanodepth.training import measure
@@ -127,10 +128,11 @@ def picked_logits(model, tokens, mask):
 
 
 def fills_up(model):
-    "May a row be filled up behind its end? Not where a solver looks at all tokens of a row."
+    """May a row be filled up behind its end? Not where a solver looks at all tokens of a row, and a
+    Span of one's own may."""
     order = getattr(getattr(model, 'model', model), 'order', ())
-    return all(span.solver.__name__ in PER_TOKEN for span in spans_in(order)
-               if isinstance(span, Window))
+    return all(span.solver.__name__ in PER_TOKEN if isinstance(span, Window)
+               else type(span) in (Span, Core) for span in spans_in(order))
 
 
 def losses_of(model, tokens, targets):

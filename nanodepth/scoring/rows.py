@@ -25,7 +25,7 @@ from nanodepth.common.files import refuse_unwritable
 from nanodepth.looping.layers import layers_of
 from nanodepth.looping.orders import order_of
 from nanodepth.model import unrolled
-from nanodepth.models.checkpoint import cost_of, open_any, pick_device
+from nanodepth.models.checkpoint import BROUGHT_BY, cost_of, open_any, pick_device
 from nanodepth.models.hf import answer_of
 from nanodepth.report.tables import Score, beside
 from nanodepth.retrofit import Core, core_of
@@ -256,9 +256,8 @@ class Subject:
         rows = (self.val.description(), self.val.batch_size, self.val.context) if self.val else None
         asked = [getattr(self.asked, each.name) for each in fields(self.asks)
                  if each.name != 'metric']
-        brought = [*getattr(self.asked, 'lines', ()), getattr(self.asked, 'classes', None)]
         code = [*Path(nanodepth.__file__).parent.rglob('*.py'), *map(nanodepth.file_of, BOOK),
-                *own_modules(), *EVALS.rglob('*.*'), *map(Path, filter(None, brought))]
+                *own_modules(), *EVALS.rglob('*.*'), *BROUGHT_BY]
         said = [str(checkpoint_file(self.path).resolve()), self.files, rows, asked, stamps(code),
                 str(next(self.model.parameters()).dtype)]
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:24]
