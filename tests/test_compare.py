@@ -388,6 +388,7 @@ LARGE = [[1000 * value for value in values] for values in GATE]
     # 0, 0.05, 0.1: mean 0.05, sd 0.05, t of 2 degrees 4.303
     ((1.0, 1.3, 1.6), (1.0, 1.25, 1.5), 'nats', None,
      ['+0.050 ± 0.124', '0.23', 'not resolved (0.15 would have shown)']),
+    ((1.0, 1.3, 1.6), (1.0, 1.25, 1.5), 'nats', 1.0, ['+0.050 ± 0.124', '0.23', 'no difference']),
     ((1.0, 1.1, 0.9), (0, 0, 0), 'nats', None, ['+1.000 ± 0.248', '0.0033', 'higher']),
     ((1.0,), (1.0, 1.25), 'nats', None, ['+0.000', '', 'not resolved (1 seed)']),
     ((1.0,), (), 'nats', None, ['', '', '']),

@@ -8,6 +8,7 @@ number of processes, and after a kill.
 """
 import fcntl
 import hashlib
+import gzip
 import json
 import multiprocessing
 import os
@@ -414,6 +415,25 @@ def test_much_text_is_read_in_parts_and_goes_on(tmp_path, monkeypatch, threads):
     for more, name in (([], 'parts'), (['--chat'], 'read')):
         with pytest.raises(Refused, match=rf'made of other files or settings \({name}\)'):
             text_script['main']([*command, *more])
+
+
+def test_a_row_without_its_text_is_fetched_by_its_number_and_one_without_any_is_counted(
+        tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def request(_, url):
+        asked.append(url.rpartition('/')[2])
+        return SimpleNamespace(status=404 if asked[-1] == 'gone' else 200,
+                               data=gzip.compress(b'fetched'))
+    monkeypatch.setattr(tokens_file, 'connection', lambda: SimpleNamespace(request=request))
+    rows = dict(text='here', blob_id='a'), dict(text=None, blob_id='b'), dict(blob_id='gone')
+    assert [tokens_file.archived(row, 'text') for row in rows] == ['here', 'fetched', None]
+    assert asked == ['b', 'gone']
+    texts = [*map(str, range(50)), '', '']
+    lines = '\n'.join(json.dumps(dict(text=text)) for text in texts)
+    (tmp_path / 'rows.jsonl').write_text(lines)
+    text_script['main']([str(tmp_path / 'rows.jsonl'), f'--out={tmp_path / "d"}'])
+    assert '2 documents were left out' in capsys.readouterr().out
 
 
 def test_one_file_is_cut(tmp_path):

@@ -364,6 +364,12 @@ def test_an_export_that_is_another_model_is_none(tiny, tmp_path, capsys, monkeyp
     run = save_run(tmp_path / 'run', tiny(vocab_size=257))
     for parent in (core, run):
         nanodepth('export', [parent, f'{parent}-good'])
+    # one that says the end of a text first is no other model, and rounded it is compared as it is
+    ends = load_model(core)
+    likeliest = int(ends.generate(torch.tensor([[1]]), 1, temperature=0)[0, 1])
+    ends.head.weight.data[[likeliest, 256]] = ends.head.weight.data[[256, likeliest]]
+    nanodepth('export', [save_run(tmp_path / 'ends', ends), str(tmp_path / 'ended'),
+                         '--dtype=bfloat16'])
     generate = transformers.GenerationMixin.generate
     monkeypatch.setattr(transformers.GenerationMixin, 'generate',
                         lambda self, *args, **how: generate(self, *args, **how).flip(1))
@@ -377,8 +383,8 @@ def test_an_export_that_is_another_model_is_none(tiny, tmp_path, capsys, monkeyp
     monkeypatch.setattr(export, 'compare', lambda *_: signal.default_int_handler(2, None))
     with pytest.raises(SystemExit):
         nanodepth('export', [run, f'{run}-bad'])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ['core', 'core-good', 'run',
-                                                                'run-good']
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        'core', 'core-good', 'ended', 'ends', 'run', 'run-good']
 
 
 @pytest.mark.parametrize('name', ['gemma3_text', 'mistral'])

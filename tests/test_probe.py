@@ -255,6 +255,11 @@ def test_one_command_one_page(tiny, data, tmp_path, capsys, monkeypatch):
         assert {row['run'] for row in rows} == {'plain', 'loop', 'cut'} - {missing}
     assert 'loop: 4 layers deep, 2 of their own (2x2); looked at with' in html
     assert 'cut is not in swap' in html
+    shown = {name: [row for row in read_rows(out / f'{name}.csv') if row['run'] == 'plain']
+             for name in ('similarity', 'block_similarity', 'swap', 'skip', 'reverse')}
+    assert [len(shown[name]) for name in ('similarity', 'block_similarity')] == [4 ** 2, 2 ** 2]
+    assert [{row['size'] for row in shown[name]} for name in ('swap', 'skip', 'reverse')] == [
+        {0, 1, 2}, {0, 1, 2}, {0, 2, 4}]
     assert 'cut: 6 layers deep' in said
     assert page.Options(models=[]).dtype == 'float32'       # whatever the weights were published in
     score = {row['run']: row['score'] for row in read_rows(out / 'depth_score.csv')}

@@ -137,5 +137,6 @@ def test_the_paired_tests_by_hand():
     assert p_value([1] * 9 + [-1]) == pytest.approx(2 * 11 / 1024)
     assert p_value([0.1, 0.2, 0.3, 0.4, 0.0]) == pytest.approx(2 / 16)
     assert p_value([0.5, -0.1, 0.4, 0.3]) == pytest.approx(4 / 16)      # by signs 10 / 16
+    assert p_value([2, -1, 2, 1]) == p_value([4, -2, 4, 2]) != p_value([1, -1, 1, 1])
     assert change_in_words(0.0171, 0.0171, 0.25, 'share') == '+1.7 (1.7), p 0.250'
     assert change_in_words(-0.5, None, None, 'nats') == '-0.500'

@@ -22,19 +22,20 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoTokenizer
-from conftest import logits, refused, ROOT, save_run, write_noise
+from conftest import logits, refused, ROOT, save_run, Times, write_noise
 from families import tiny as family
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import evaluate, sweep
 from nanodepth.common.errors import Refused
 from nanodepth.common.whose import is_ours
+from nanodepth.looping.caches import Window as CachedWindow
 from nanodepth.looping.orders import looped
 from nanodepth.model import Span
 from nanodepth.models import checkpoint
 from nanodepth.models.hf import as_theirs, Hooked
 from nanodepth.report.tables import read_rows, where
-from nanodepth.retrofit import surgery
+from nanodepth.retrofit import Core, surgery
 from nanodepth.scoring import (likelihoods, lm_eval_scores as harness, rows as rows_file,
                                scores as scoring)
 from nanodepth.scoring.rows import Asked, facts, Subject
@@ -69,9 +70,11 @@ def test_each_kind_of_model_runs_in_its_ways_and_is_restored(tiny):
     nested.order = [0, Span(nested.order[1:])]
     theirs, alibi = family('gemma3_text'), family('bloom')
     book = tiny(n_layer=4, order=[0, Window([1, 2], rk, K=3), 3])
+    within = tiny(n_layer=4, order=[0, Window([Window([1], rk, K=3), 2], rk, K=2), 3])
     for model, way, by_hand, cost in (
             (alibi, Way(window='2-3', solver='naive', K=3), lambda: in_window(alibi, (2, 3)), 10),
             (book, Way(), lambda: in_window(ours, (1, 2), 'rk'), 8),
+            (within, Way(), lambda: logits(within, TOKENS), 1 + 2 * (3 + 1) + 1),
             (ours, Way(), lambda: logits(ours, TOKENS), 4),
             (ours, Way(loop='1-2x3-1'), lambda: ours(TOKENS, order=[0, 1, 2, 1, 2, 1, 2, 3]), 8),
             (ours, Way(loop=[3, 0, 0]), lambda: ours(TOKENS, order=[3, 0, 0]), 3),
@@ -87,6 +90,13 @@ def test_each_kind_of_model_runs_in_its_ways_and_is_restored(tiny):
         assert way.cost(model) == cost, str(way)
     with pytest.raises(Refused, match='--loop=2x2 is for ordinary models'):
         Way(loop='2x2').apply(core)
+
+
+def test_whose_rows_are_filled_up_behind_their_ends(tiny):
+    "A solver, or a Span of one's own, may look at a whole row."
+    for item, is_filled in ((1, True), (Window([1]), True), (Core([1]), True),
+                            (CachedWindow([1], 'anderson'), False), (Times([1]), False)):
+        assert likelihoods.fills_up(tiny(order=[0, item, 2, 3])) == is_filled
 
 
 def in_window(model, window, solver='naive'):
@@ -311,7 +321,10 @@ def test_a_note_is_of_all_that_decides_a_measure(run, tmp_path, data, monkeypatc
     edit(tmp_path / 'mix/mixture.json', '{"a": 0.9, "b": 0.1}', '{"a": 0.1, "b": 0.9}',
          data=str(tmp_path / 'mix'))
     edit(data / 'val.json', (data / 'val.json').read_text().replace('"fifth"', '"other"'))
-    edit(tmp_path / 'again.py', 'x = 1', 'x = 10', classes=tmp_path / 'again.py')
+    again = tmp_path / 'own/again.py'
+    edit(again, 'x = 1', 'x = 10', classes=again)
+    again.write_text('from beside import x')
+    edit(tmp_path / 'own/beside.py', 'x = 1', 'x = 10', classes=again)
     monkeypatch.setattr(package, '__file__', str(tmp_path / 'package/__init__.py'))
     monkeypatch.setattr(package, 'ROOT', tmp_path / 'book')
     monkeypatch.setattr(rows_file, 'EVALS', tmp_path / 'evals')
@@ -320,7 +333,7 @@ def test_a_note_is_of_all_that_decides_a_measure(run, tmp_path, data, monkeypatc
     for file in ('package/looping/solvers.py', 'book/training/plan.py', 'evals/mine.yaml',
                  'mine/helper.py'):
         edit(tmp_path / file, 'x = 1', 'x = 10')
-    assert len({*marks}) == len(marks) == 29
+    assert len({*marks}) == len(marks) == 31
 
 
 def test_all_models_get_rows_of_one_size(run, tmp_path, tiny, data, capsys):
