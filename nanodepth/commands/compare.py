@@ -30,7 +30,7 @@ from tqdm import tqdm
 
 import nanodepth
 from nanodepth.commands import cut
-from nanodepth.commands.train import planned, stretches
+from nanodepth.commands.train import planned
 from nanodepth.common.errors import Refused, check_choice, nearest
 from nanodepth.common.files import checkpoint_file, hash_of
 from nanodepth.model import spans_in
@@ -246,7 +246,7 @@ class Arms(dict):
         if not begins:
             own = self.cost(name)
             if any(is_same(own, self.cost(other)) for other in
-                   (self.first, *self.partners_of(self.first)) if not self[other].begins):
+                   (self.first, *self.partners_of(self.first)) if not self.waits(other)):
                 return
         self[f'{self.first} with the FLOPs of {name}'] = replace(
             self[self.first], flops=name, begins=begins, partner_of=self.first)
@@ -372,11 +372,6 @@ def main(argv=None):
     arms = Arms(options.arms, options.out, [*shlex.split(options.more), *device], options.partners)
     for name in (*options.ways, *options.against, *options.against.values()):
         check_choice('the arm', name, arms)
-    for name in arms.trained():         # ... and a way that its model cannot run
-        if not arms.waits(name):
-            *_, (_, model, *_) = stretches(arms.argv(name, 0)[0])
-            for way in ways_of(options, name):
-                way.order(model)
     signal.signal(signal.SIGTERM, signal.default_int_handler)       # as Ctrl-C
     jobs = [(name, seed) for seed in seeds for name in arms]
     folders = {job: arms.folder(*job) for job in jobs}      # by what the files say now

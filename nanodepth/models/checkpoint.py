@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from nanodepth import BOOK
 from nanodepth.common.errors import Refused, nearest, say
 from nanodepth.common.whose import is_ours, local_folder, on_hub
 from nanodepth.common.files import checkpoint_file, load_tensors, read_json, reading
@@ -75,6 +76,8 @@ def classes_in(given):
     file = Path(given).resolve()
     if not file.is_file():
         raise Refused(f'there is no file {given}')
+    if file.stem in BOOK:
+        raise Refused(f'{given} is called like a file of the book: give it another name')
     with lent_names(file, BROUGHT_BY):      # by its name, by which a config imports it, too
         values = vars(importlib.import_module(file.stem)).values()
     for each in values:
