@@ -208,15 +208,14 @@ class Arms(dict):
         begins from must be there."""
         config, words = self.config(name, seed)
         if flops := self[name].flops:
-            other, _ = self.argv(flops, seed)
-            settings = self.with_flops(name, config, planned(other) + inherited(other))
+            settings = self.with_flops(name, config, self.cost(flops, seed))
             words = words + [f'--{key}={value}' for key, value in settings.items()]
             config = replace(config, **settings)
         return config, words
 
-    def cost(self, name):
+    def cost(self, name, seed=0):
         "The FLOPs of an arm, and of what it begins from."
-        config, _ = self.argv(name, 0)
+        config, _ = self.argv(name, seed)
         return planned(config) + inherited(config)
 
     def with_flops(self, name, config, flops):

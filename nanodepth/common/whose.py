@@ -1,6 +1,7 @@
 """Whose model is it, ours or another family's, and where does it lie?
 Usage: if is_ours(model): ...
 """
+import functools
 import re
 from pathlib import Path
 
@@ -30,6 +31,7 @@ def on_hub(name):
             and not path.parent.is_dir())
 
 
+@functools.cache            # it asks the hub each time
 def from_hub(name):
     "The local copy of a checkpoint on the hub, fetched if need be."
     # each version of the package has names of its own for what went wrong

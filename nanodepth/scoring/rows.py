@@ -229,10 +229,10 @@ class Subject:
         measured, rows, first = self.noted(ways, path), [], {}
         for name, why in self.left_out.items():
             say(f'{self.path} is not in {name}: {why}')
+        seed = (self.state.get('config') or {}).get('seed', 0)
+        row = len(self.val.starts) + self.val.context if self.val else None
         for way in ways:
             layers = way.cost(self.model)
-            seed = (self.state.get('config') or {}).get('seed', 0)
-            row = len(self.val.starts) + self.val.context if self.val else None
             of_model = facts(self.state, self.model, way, layers, row)
             for label, (score, name) in labelled(measured[str(way)]).items():
                 score = score if offset is None else half(score, offset)
