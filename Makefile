@@ -67,7 +67,7 @@ families: .venv/tests           # the wrapper and both exports on every family, 
 	FAMILIES=all OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --dist worksteal tests/test_windows.py
 real: smollm2                   # the published model beside transformers, and its scores beside lm-eval's own: 3 minutes
 	OMP_NUM_THREADS=2 $(PY) -m pytest -q tests/real.py
-readme: smollm2                 # every command of README, COURSE and CHECKPOINT in a fresh clone: half an hour
+readme: smollm2                 # every command of README, COURSE and CHECKPOINT in a fresh clone: two hours
 	$(PY) tests/readme.py
 browser: smollm2                # the page of `play`, of toys and of a published model, in headless Chromium, which must be on the path, by their steps: out/play/*.png, ten minutes
 	$(PY) -m pip install --quiet --disable-pip-version-check playwright==1.65.2

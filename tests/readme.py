@@ -5,7 +5,7 @@ training is run; out/smollm2, data/pydoc and the questions are those of `make sm
 texts of this repo. Prints what each line took beside what the text says.
 
 Usage:
-    python tests/readme.py              # make readme: half an hour
+    python tests/readme.py              # make readme: two hours
     python tests/readme.py 'smollm2|out/cut'   # only the lines that match
 """
 import os
@@ -31,7 +31,8 @@ def lines(text):
             line, comment = (part.strip() for part in f'{line}  #'.split('  #')[:2])
             is_setup = line.startswith(('git ', 'make ', 'pip', 'source', 'python3 -m venv',
                                         '.venv'))
-            is_elsewhere = comment.startswith(('GPUs', 'one GPU')) or '(a network)' in comment
+            is_elsewhere = (line.startswith('torchrun') or '(a network)' in comment
+                            or comment.startswith(('GPUs', 'one GPU')))
             if line and not is_setup and not is_elsewhere:
                 found[line] = comment
     return found
@@ -43,7 +44,7 @@ def run(line, folder):
     path = f'{Path(sys.executable).parent}:{os.environ["PATH"]}'
     env = os.environ | dict(PATH=path, BROWSER='true', PYTHONPATH=str(folder))
     done = subprocess.run(argv, cwd=folder, env=env, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, text=True, timeout=1800)
+                          stderr=subprocess.STDOUT, text=True, timeout=3 * 3600)
     return done.returncode, (done.stdout.strip().splitlines() or [''])[-1]
 
 
