@@ -118,9 +118,12 @@ def test_a_partner_has_the_flops_and_a_cool_down_in_proportion(tmp_path):
     short = Arms(dict(a='config/baseline.py', b='a --n_layer=1 --loop=1 --steps=70'), tmp_path,
                  partners=True)         # its warm-up of 50 would not fit into so few steps
     assert schedule(short, 'a with the FLOPs of b') == (10, 0, 2)
-    both = Arms(dict(a='config/baseline.py --steps=150', b='a --grow=lidas'), tmp_path,
-                partners=True)
+    both = Arms(dict(a='config/baseline.py --steps=150', b='a --grow=lidas',
+                     more='a --n_layer=16 --decay_steps=0.4',       # a share stays one
+                     less='more --flops=a'), tmp_path, partners=True)
     assert schedule(both, 'a with the FLOPs of b') == (120, 12, 24)
+    steps, _, decay = schedule(both, 'less')
+    assert steps < 100 and decay == round(0.4 * steps)
 
 
 def test_what_a_model_begins_from_counts(data, tmp_path):

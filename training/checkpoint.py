@@ -98,8 +98,8 @@ def read_order(items, classes):
     for item in items:
         if not isinstance(item, int):
             name = item['step']
-            require(name in known, f'the class {name} of a Span is needed: of a config with it in '
-                    'its order, or by --classes=FILE.py of nanodepth')
+            require(name in known, f'the class {name} of a Span is needed: training takes it from '
+                    "a config's order, other commands from --classes=FILE.py")
             item = known[name](read_order(item['items'], classes), **item['settings'])
         order.append(item)
     return order

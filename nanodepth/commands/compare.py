@@ -220,10 +220,10 @@ class Arms(dict):
 
     def with_flops(self, name, config, flops):
         """The settings with which a config costs so many FLOPs: its steps, its own warm-up if that
-        fits, and a cool-down in proportion, unless the line has one. In a model that grows the cost
+        fits, and a cool-down in proportion, unless the line has one in steps. In a model that grows the cost
         is not quite in proportion to the steps, so it is tried again."""
         warmup, decay = config.warmup_steps, config.decay_steps
-        keeps = any(word.startswith('--decay_steps') for word in self[name].words)
+        keeps = re.search(r'--decay_steps[= ]\d+( |$)', ' '.join(self[name].words))
         now = config
         for _ in range(20):
             before = now
