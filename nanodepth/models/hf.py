@@ -247,12 +247,10 @@ def save_hf(model, folder, tokenizer=None, about=None):
     """Write a checkpoint that transformers loads, with the same logits. The order is unrolled: a
     looped model becomes a deep one with equal layers. `tokenizer` is what get_tokenizer takes; its
     tokenizer.json is copied. `about`: {name: text} for the metadata of the weights' file."""
-    model = fold_scales(model) if model.config.ln_scaling else untie(model, numbers(model))
-    tensors = {their_name(name): t for name, t in model.state_dict().items()
-               if not name.startswith('adapter.')}      # which stays when its Core leaves the order
+    tensors = as_theirs(model).state_dict()
     if model.config.tie_embeddings:
         tensors.pop('lm_head.weight')
-    write_checkpoint(model, folder, tensors, config_json(model.config, len(model.layers)),
+    write_checkpoint(model, folder, tensors, config_json(model.config, len(model.order)),
                      tokenizer, about=about)
 
 
@@ -269,7 +267,8 @@ def write_checkpoint(model, folder, tensors, config_json, tokenizer, files=None,
             write_tokenizer(tokenizer, folder, model.config.context)
             begin, end = marks_of(folder, get_tokenizer(folder))
             config_json |= dict(bos_token_id=begin, eos_token_id=end)
-        whole = {name: t.detach().to('cpu', dtype).contiguous() for name, t in tensors.items()}
+        # (a looped layer stands under several names: each gets weights of its own)
+        whole = {name: t.detach().to('cpu', dtype, copy=True) for name, t in tensors.items()}
         with refusing(SafetensorError, why=lambda error: f'{folder}: {error}'):
             save_file(whole, folder / 'model.safetensors',
                       metadata=dict(format='pt') | (about or {}))
