@@ -63,7 +63,9 @@ def random_models(folder):
     save_run(folder / 'lidas', model, **about)
     growths = [json.dumps(dict(step=n, flops=0, grown=dict(origin=lidas(n, 2)))) for n in (2, 4, 6)]
     (folder / 'lidas/log.jsonl').write_text('\n'.join(growths))
-    save_run(folder / 'loop', LM(ModelConfig(n_layer=4, order=[0, 1, 2, 1, 2, 3], **shape)))
+    loop = LM(ModelConfig(n_layer=4, **shape))
+    loop.order = [0, 1, 2, 1, 2, 3]
+    save_run(folder / 'loop', loop)
     save_run(folder / 'retrofit', surgery(LM(ModelConfig(n_layer=8, **shape)), '2-2-2', r=4))
     return [str(folder / name) for name in ('lidas', 'loop', 'retrofit')]
 
