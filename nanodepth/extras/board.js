@@ -56,7 +56,7 @@ function notation(list) {                       // 3-2x2-3, or the layers by num
 function state() {
   if (core()) return how.r && how.r !== model().r ? {r: how.r} : {};
   const found = how.order && !same(how.order, model().order) ? {order: how.order} : {}, wrap = {};
-  for (const id of ['window', 'method']) wrap[id] = $(id).value;
+  for (const id of ['window', 'solver']) wrap[id] = $(id).value;
   for (const id of ['K', 'T', 'beta']) if ($(id).value !== '' && !$(id).disabled) wrap[id] = Number($(id).value);
   return $('wrapped').checked ? {...found, wrap} : found;
 }
@@ -65,8 +65,8 @@ function looping(at) {          // how often the wrapper runs the layer at a pla
   const n = Number(middle?.[1]), start = middle ? about.middle[`${depth},${n}`] ?? Math.floor(depth / 2) - Math.floor(n / 2) : Number(ends?.[1]), end = middle ? start + Number(middle[1]) - 1 : Number(ends?.[2]);
   return wrap && start <= at && at <= end ? wrap.K : 1;
 }
-const loopText = ({method, K, T = 1}) => `the tiles marked × ${K} as one block, ${K} times by ${method === 'naive' ? 'a full step' : `a step of ${T}/${K}`}`;
-const wrapText = ({window, method, K, T, beta}) => `looped(model, '${window}', '${method}', K=${K}${T ? `, T=${T}` : ''}${beta !== undefined ? `, beta=${beta}` : ''})`;
+const loopText = ({solver, K, T = 1}) => `the tiles marked × ${K} as one block, ${K} times by ${solver === 'naive' ? 'a full step' : `a step of ${T}/${K}`}`;
+const wrapText = ({window, solver, K, T, beta}) => `looped(model, '${window}', '${solver}', K=${K}${T ? `, T=${T}` : ''}${beta !== undefined ? `, beta=${beta}` : ''})`;
 function python() {
   const {order: list, wrap, r} = state(), both = list && wrap, call = r ? `model(tokens, r=${r})` : list && !wrap ? `model(tokens, order=[${list.join(', ')}])` : 'model(tokens)';
   return `from nanodepth import load_model${wrap ? ', looped' : ''}\n${both ? 'from nanodepth.loop import running\n' : ''}\nmodel = load_model('${model().run}')\n` +
@@ -86,7 +86,7 @@ function tile(at) {
 }
 function tiles(from) {          // `from` says where each comes from, if they shall be seen to move
   const list = order(), before = from && !quiet.matches ? [...$('tiles').children].map(tile => tile.getBoundingClientRect()) : null;
-  $('T').disabled = $('method').value === 'naive'; $('beta').disabled = $('method').value !== 'rk';
+  $('T').disabled = $('solver').value === 'naive'; $('beta').disabled = $('solver').value !== 'rk';
   const box = $('tiles');               // a tile stays where it is pressed: only what it says is changed
   while (box.children.length > list.length) box.lastChild.remove();
   while (box.children.length < list.length) box.append(tile(box.children.length));
@@ -141,7 +141,7 @@ function takeLink({prompt, how: {order: list, r, wrap} = {}, now: step}) {
   $('prompt').value = String(prompt ?? '');
 }
 // ---- what Undo goes back to: the order, the wrapper, and where there are no puzzles the prompt
-const DIALS = ['window', 'method', 'K', 'T', 'beta'];
+const DIALS = ['window', 'solver', 'K', 'T', 'beta'];
 const snapshot = () => ({how: {...how}, wrapped: $('wrapped').checked, dials: DIALS.map(id => $(id).value), prompt: about.questions ? null : $('prompt').value});
 const remember = () => past.push(latest);
 function undo() {

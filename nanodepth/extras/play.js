@@ -223,7 +223,7 @@ class LM {
           first = false;
           return out;
         };
-        x = SOLVERS[wrap.method](g, x, wrap.K, wrap.T, wrap.beta);
+        x = SOLVERS[wrap.solver](g, x, wrap.K, wrap.T, wrap.beta);
         x = this.run(x, order.slice(b + 1), b + 1, cache, tap);
       }
     }
@@ -355,17 +355,17 @@ function checked(model, given) {                // how it runs, and which layers
   const wrong = order.find(i => !(Number.isInteger(i) && 0 <= i && i < n));
   if (wrong !== undefined) throw Error(`the order names layer ${wrong}, but the layers are 0 to ${n - 1}`);
   if (!given.wrap) return {how: {order}, order, layers: order.length};
-  const {window = 'mid4', method = 'rk', K = 3, T, beta} = given.wrap, depth = order.length;
+  const {window = 'mid4', solver = 'rk', K = 3, T, beta} = given.wrap, depth = order.length;
   const middle = /^mid(\d+)$/.exec(window), ends = /^(\d+)-(\d+)$/.exec(window);
   const size = middle && Number(middle[1]), start = middle && middleOf(depth, size);
   const [a, b] = middle ? [start, start + size - 1] : ends ? [Number(ends[1]), Number(ends[2])] : [];
   if (!(0 <= a && a <= b && b < depth)) throw Error(`window=${window}: give first-last within 0 to ${depth - 1}, or mid4`);
   const within = (value, least, most) => value === undefined || value >= least && value <= most;
-  if (K % 1 || !within(K, 1, 16) || !within(T, 1e-6, 1000) || !within(beta, 0, 1) || !SOLVERS[method])
-    throw Error('K is 1 to 16, T is above 0 and at most 1,000, beta is 0 to 1, the method naive, euler or rk');
-  if (method === 'naive' && T !== undefined || method !== 'rk' && beta !== undefined)
-    throw Error(`${method} has no such dial: leave it empty`);
-  return {how: {order, wrap: {window: [a, b], method, K, T, beta}}, order, layers: depth + (K - 1) * (b - a + 1)};
+  if (K % 1 || !within(K, 1, 16) || !within(T, 1e-6, 1000) || !within(beta, 0, 1) || !SOLVERS[solver])
+    throw Error('K is 1 to 16, T is above 0 and at most 1,000, beta is 0 to 1, the solver naive, euler or rk');
+  if (solver === 'naive' && T !== undefined || solver !== 'rk' && beta !== undefined)
+    throw Error(`${solver} has no such dial: leave it empty`);
+  return {how: {order, wrap: {window: [a, b], solver, K, T, beta}}, order, layers: depth + (K - 1) * (b - a + 1)};
 }
 
 function likely(model, stream, k) {             // of each token, the k likeliest next ones, the likeliest first
