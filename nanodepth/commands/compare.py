@@ -220,8 +220,8 @@ class Arms(dict):
 
     def with_flops(self, name, config, flops):
         """The settings with which a config costs so many FLOPs: its steps, its own warm-up if that
-        fits, and a cool-down in proportion, unless the line has one in steps. In a model that grows the cost
-        is not quite in proportion to the steps, so it is tried again."""
+        fits, and a cool-down in proportion, unless the line has one in steps. In a model that grows
+        the cost is not quite in proportion to the steps, so it is tried again."""
         warmup, decay = config.warmup_steps, config.decay_steps
         keeps = re.search(r'--decay_steps[= ]\d+( |$)', ' '.join(self[name].words))
         now = config
