@@ -3,14 +3,13 @@ Usage: model.order = [0, 1, Window([2, 3], 'rk', K=3, cache='last'), 4]
 """
 import copy
 import itertools
-from types import SimpleNamespace
 
 import torch
 
 from nanodepth.common.errors import Refused, check_choice
 from nanodepth.looping.solvers import BY_LAYER, pick_solver
-from nanodepth.model import LM, seen, unrolled
-from nanodepth.retrofit import core_of
+from nanodepth.model import LM, seen, spans_in, unrolled
+from nanodepth.retrofit import Core
 from nanodepth.wrapper import Window as PlainWindow
 
 # Which keys and values of a looped layer stay for later tokens. Only `exact` continues a text as if
@@ -106,7 +105,7 @@ class Memory:
         self.first, self.end = depth, depth + len(unrolled(window.items))
         self.ours = isinstance(cache, dict)
         if self.ours and self.kind == 'none':
-            if core_of(SimpleNamespace(order=window.items)):
+            if any(isinstance(span, Core) for span in spans_in(window.items)):
                 raise Refused("cache='none' hides from a core where it stands in the text: choose "
                               'another')
             self.model = WithoutPast(model, seen(cache, depth))

@@ -57,9 +57,6 @@ class Contrast:
         "Half the width of the confidence interval for this share."
         return t_around(share, self.n - 1) * self.error if self.known else math.inf
 
-    def interval(self, share):
-        return self.mean - self.half(share), self.mean + self.half(share)
-
     @property
     def p(self):
         if not self.known or self.all_equal:
@@ -72,8 +69,7 @@ class Contrast:
 
     def within(self, margin):
         "Does the 90% interval lie within a margin that would not matter?"
-        low, high = self.interval(0.9)
-        return -margin < low and high < margin
+        return abs(self.mean) + self.half(0.9) < margin
 
 
 def in_words(contrast, margin=None):

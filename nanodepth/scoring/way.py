@@ -7,7 +7,6 @@ import contextlib
 import copy
 import itertools
 from dataclasses import dataclass, fields
-from types import SimpleNamespace
 
 from nanodepth.common.errors import Refused
 from nanodepth.loop import fit_loop, parse_loop
@@ -94,8 +93,7 @@ class Way:
             return fit_loop(self.text, len(layers_of(model))) if self.text else self.loop
         order = order_of(model)
         if self.r is not None:      # the same order, whose core, wherever it stands, is another one
-            order = copy.deepcopy(order)
-            core = core_of(SimpleNamespace(order=order))
+            order, core = copy.deepcopy((order, core))
             core.r = self.r
             core.with_gradient()                # which refuses r = 0
             return order
