@@ -199,6 +199,9 @@ def test_weights_are_read_as_they_are_and_from_safetensors_alone(tmp_path):
     (tmp_path / 'x/model.safetensors').rename(tmp_path / 'x/pytorch_model.bin')
     with pytest.raises(Refused, match='no file named model.safetensors'):
         load_hf(tmp_path / 'x')
+    edit(tmp_path / 'x/config.json', model_type='gpt2')
+    with pytest.raises(Refused, match="asks for the family 'gpt2'"):
+        load_hf(tmp_path / 'x')
 
 
 RAVEN_SIZES = dict(prelude=1, core_block=2, coda=1)
@@ -255,7 +258,7 @@ def test_a_folder_of_theirs_opens_and_computes_what_the_format_means(raven):
     assert torch.allclose(model(tokens)[:, -3:], last, atol=1e-5)
     # what is left out stands for what they published: the first state of a model 5,280 wide
     left = {name: value for name, value in RAVEN.items()
-            if name not in ('rope_base', 'rope_theta', 'mean_backprop_depth')}
+            if name not in ('rope_base', 'rope_theta', 'mean_backprop_depth', 'head_dim')}
     (raven / 'config.json').write_text(json.dumps(left | dict(init_values=dict(embed_scale=1.0))))
     model = load_model(raven)
     assert (model.config.rope_theta, core_of(model).backprop_depth) == (50_000, 8)

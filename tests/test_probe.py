@@ -305,4 +305,5 @@ def test_a_lens_is_trained_on_rows_that_no_probe_looks_at(data, tiny, tmp_path, 
     (_, tokens), (lens, _) = looked         # without one, and with it
     assert len(rows) == 8 and not rows & {tuple(row.tolist()) for row in tokens}
     assert lens.weight.shape == (3, 32, 32)         # the last depth is the model itself
+    assert [path.name for path in (tmp_path / 'p').glob('*.csv')] == ['early_exit.csv']
     nanodepth('probe', [*line, '--count=48'])       # nothing is left, which the page says

@@ -294,6 +294,15 @@ def test_a_stopped_evaluation_goes_on_and_another_model_is_measured_anew(run, tm
     assert measured == ['as it is', '--loop=1-1x2-1', '--loop=1-1x3-1']
 
 
+def test_a_note_is_on_the_disk_before_the_next_measure(run, data, tmp_path, monkeypatch):
+    notes, there = tmp_path / 'notes.jsonl', []
+    monkeypatch.setitem(rows_file.MEASURES, 'later', lambda subject: (
+        there.append(notes.read_text().count('{"mark"')), [({}, dict(later=0.0))])[1])
+    asked = rows_file.Asked(measures=('loss', 'later'), data=str(data), device='cpu')
+    Subject(run[1], asked).noted([Way()], notes)
+    assert there[0] > 0
+
+
 def test_a_note_is_of_all_that_decides_a_measure(run, tmp_path, data, monkeypatch):
     "What was asked, a checkpoint's files, the data, and code: ours, yours, and that of Spans."
     def mark(path=run[1], **asked):
