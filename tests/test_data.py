@@ -126,6 +126,7 @@ def test_a_batch_at_once_is_the_batch_row_by_row(tmp_path, monkeypatch, folders,
         write_dataset(tmp_path / name, 'train', 'bytes', rng.integers(3, 9, n), kinds=kinds,
                       mask=None if name == 'c' else rng.integers(0, 2, n),
                       marks=rng.choice([0, 1, 129, 2, 130], n) if kinds else None)
+    assert Loader(tmp_path / 'b', 40, 7, 'train').batches_of_an_epoch == 1      # 42 rows
     for rank, size in ((0, 1), (1, 3)):
         monkeypatch.setattr(loader_file, 'RANK', rank)
         monkeypatch.setattr(loader_file, 'SIZE', size)

@@ -82,6 +82,7 @@ def test_with_one_recurrence_and_an_identity_start_it_is_its_parent(tiny, tokens
         assert torch.equal(surgery(parent, '2-2-2', r=r)(tokens), parent(tokens))
     add = surgery(parent, '2-2-2', inject='add', state_std=0, r=1)
     assert torch.equal(add(tokens), parent(tokens))
+    assert surgery(parent.bfloat16(), '2-2-2').adapter.weight.dtype == torch.bfloat16
 
 
 def slowly(model, tokens, r, most):
