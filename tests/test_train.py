@@ -69,7 +69,7 @@ def test_a_run_learns_and_leaves_its_files(config):
     assert 0 <= last['kinds']['fifth']['accuracy'] <= 1
     about = json.loads((Path(c.out_dir) / 'run.json').read_text())
     assert about['tokenizer'] == 'bytes' and about['config']['lr'] == 1e-2
-    assert about['data'] == [json.loads((Path(c.data[0]) / 'train.json').read_text())['origin']]
+    assert about['data'] == [json.loads((Path(c.data) / 'train.json').read_text())['origin']]
     # the loss of the first step is that of its batch, before any update
     train(config('first', steps=1, warmup_steps=0, decay_steps=1, lr=0.0))
     x, y, _ = Loader(c.data, c.batch_size, c.context, seed=c.seed).batch(0)
