@@ -155,8 +155,6 @@ def luck(changes, kind, draws=1000):
         n = lists.shape[1]
         totals += signs[:, :n] @ lists.T / n / len(changes[0])
     best, *by_chance = totals.max(1)
-    def say(value):
-        return number(value, kind=kind)
-    return (f'the best of {len(changes)} gains {say(best)}; with shuffled answers it would gain '
-            f'{say(np.mean(by_chance))}, and as much or more in '
+    return (f'the best of {len(changes)} gains {number(best, kind=kind)}; with shuffled answers it '
+            f'would gain {number(np.mean(by_chance), kind=kind)}, and as much or more in '
             f'{np.mean(np.array(by_chance) >= best - 1e-9):.1%} of {draws} draws\n')
