@@ -27,6 +27,7 @@ from nanodepth.model import unrolled
 from nanodepth.models import checkpoint
 from nanodepth.report.contrasts import Contrast, difference, p_beyond, spelled, t_around
 from nanodepth.report.printed import print_differences
+from nanodepth.models.hf import save_hf
 from nanodepth.report.tables import read_rows, where
 from nanodepth.scoring.rows import MEASURES, Asked, Subject
 from nanodepth.scoring.way import Way
@@ -124,6 +125,9 @@ def test_a_partner_has_the_flops_and_a_cool_down_in_proportion(tmp_path):
     assert schedule(both, 'a with the FLOPs of b') == (120, 12, 24)
     steps, _, decay = schedule(both, 'less')
     assert steps < 100 and decay == round(0.4 * steps)
+    aside = Arms(dict(a='config/baseline.py', b='a --grow=lidas', c='a --steps=300'), tmp_path,
+                 partners=True, against=dict(c='b'))
+    assert aside.partners_of('a') == ['a with the FLOPs of b']
 
 
 def test_what_a_model_begins_from_counts(data, tmp_path):
@@ -138,6 +142,13 @@ def test_what_a_model_begins_from_counts(data, tmp_path):
     assert total(arms, 'core') == own + before
     assert total(arms, 'plain with the FLOPs of core') == pytest.approx(own + before, rel=0.03)
     assert planned(arms.argv('same', 0)[0]) == pytest.approx(own, rel=0.05)
+
+
+def test_what_begins_from_a_published_model_is_compared_by_its_own_flops(call, tiny, tmp_path):
+    save_hf(tiny(vocab_size=257, context=96), tmp_path / 'published', tokenizer='bytes')
+    line = f'config/baseline.py --init_from={tmp_path}/published'
+    said = call(line, f'{line} --steps=30', '--measures=loss', '--seeds=1')
+    assert 'with the FLOPs of' in said and 'equal training FLOPs' in said
 
 
 @pytest.mark.parametrize('lines, said', [

@@ -562,6 +562,8 @@ def test_a_mixture_goes_on_to_more_tokens_and_is_left_as_it_is(source, made, tmp
         prepare(command(source, tmp_path, f'--tokens={tokens}', '--workers=1'))
         meta = json.loads((tmp_path / 'cosmopedia/train.json').read_text())
         assert 0.15 * number(tokens) <= meta['tokens'] == sum(s['tokens'] for s in meta['shards'])
+    with pytest.raises(Refused, match='0 documents to train on'):
+        prepare(command(source, tmp_path, '--tokens=0.5'))          # half a token, meant as 0.5B
     assert contents(tmp_path) == contents(made)
     with pytest.raises(Refused, match=r'settings \(val_every\)'):
         prepare(command(source, made, '--val_every=7'))

@@ -23,6 +23,8 @@ REFUSALS = [
     (['evaluate', 'nowhere', '--tasks=f1_triviaq'], "did you mean 'f1_triviaqa'?"),
     (['evaluate', 'nowhere', '--tasks=looped,knowledge'], 'stands in two of looped, knowledge'),
     (['evaluate', 'nowhere', '--tasks=toy_assign/3-1'], 'toy_assign/1-3'),
+    (['evaluate', '{run}', '--tasks=toy_copy', '--batches=0'], '--batches=0 is below 1'),
+    (['evaluate', '{run}', '--tasks=toy_copy', '--shots=-1'], '--shots=-1 is below 0'),
     (['evaluate', '{run}', '--tasks=arc_easy'], "Couldn't reach 'allenai/ai2_arc'"),
     (['evaluate', '{run}', '--tasks=toy_copy', '--shots=9'], 'but the context'),
     (['evaluate', 'nowhere', '--out={run}/ckpt.pt/scores.csv'], 'ckpt.pt'),

@@ -118,6 +118,8 @@ def test_what_training_costs_is_that_of_the_first_seed_and_a_partner_is_dashed()
     assert mean.get_xdata().tolist() == [10, 20, 30, 40] and mean.get_linestyle() == '-'
     assert partner.get_linestyle() == '--' and partner.get_color() == mean.get_color()
     assert fig.axes[1].lines[0].get_ydata().tolist() == [50.0] * 4
+    groups['a'][0][2]['val_loss'] = float('nan')        # of a run that was stopped there
+    assert plot.draw_runs(groups, ['loss']).axes[0].get_ylim()[1] < 5
 
 
 def test_a_number_that_a_seed_lacks_has_no_mean():

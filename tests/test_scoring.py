@@ -296,6 +296,8 @@ def test_a_stopped_evaluation_goes_on_and_another_model_is_measured_anew(run, tm
 
 def test_a_note_is_on_the_disk_before_the_next_measure(run, data, tmp_path, monkeypatch):
     notes, there = tmp_path / 'notes.jsonl', []
+    notes.write_text('{"ma')            # of a call that was killed there
+    assert rows_file.notes_beside(tmp_path / 'notes.csv') == notes
     monkeypatch.setitem(rows_file.MEASURES, 'later', lambda subject: (
         there.append(notes.read_text().count('{"mark"')), [({}, dict(later=0.0))])[1])
     asked = rows_file.Asked(measures=('loss', 'later'), data=str(data), device='cpu')
@@ -531,6 +533,10 @@ def test_greedy_is_the_likeliest_token_and_ends_where_the_config_says(name, pena
     asked = [rows_file.answer_of(opened), theirs, words, str(tmp_path)]
     assert [Model(*asked, longest).max_length for longest in (20, 99, None)] == [20, 64, 64]
     assert ('a penalty on repetition' in capsys.readouterr().err) == (penalty != 1)
+    Model(*asked, 20)._loglikelihood_tokens([((), [3] * 20, [5]), ((), [3] * 21, [5])])
+    assert '1 of 2 prompts with an answer are longer than 20' in capsys.readouterr().err
+    with pytest.raises(Refused, match='an answer has 21 tokens'):
+        Model(*asked, 20)._loglikelihood_tokens([((), [3], [5] * 21)])
     assert {7, 9} <= {*theirs.generation_config.eos_token_id}
     tokens = torch.tensor([[3, 4, 5]])
     said = theirs.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=6,

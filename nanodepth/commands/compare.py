@@ -138,7 +138,7 @@ def read_arm(name, lines):
 class Arms(dict):
     "{name: Arm}, each behind those that it needs."
 
-    def __init__(self, lines, out, more=(), partners=False):
+    def __init__(self, lines, out, more=(), partners=False, against=()):
         self.out, self.more = out, [*more]
         arms = {name: read_arm(name, lines) for name in lines}
         try:
@@ -156,7 +156,8 @@ class Arms(dict):
                 planned(self.argv(name, 0)[0])
         self.first = next(name for name in lines if not arms[name].is_cut)
         for name in self.trained() if partners else ():
-            self.add_partner(name)
+            if name not in against:         # it is compared with another arm
+                self.add_partner(name)
 
     def waits(self, name):
         "Has another model to be made before it is known what an arm does?"
@@ -355,6 +356,7 @@ def draw(options, arms, folders):
     groups = {}
     for (name, _), folder in folders.items():
         before = checkpoint.state_of(folder)['inherited_flops']
+        before = 0 if math.isnan(before) else before        # of a published model
         log = [line | dict(flops=before + line['flops']) for line in log_of(folder)]
         groups.setdefault(name, []).append(log)
     costs = ['flops'] if any(arms[name].begins for name in groups) else ['flops', 'tokens']
@@ -368,7 +370,8 @@ def main(argv=None):
     seeds = seeds_of(options.seeds)
     device = [] if options.device == 'auto' else [f'--device={options.device}']
     measures_of(options)
-    arms = Arms(options.arms, options.out, [*shlex.split(options.more), *device], options.partners)
+    arms = Arms(options.arms, options.out, [*shlex.split(options.more), *device], options.partners,
+                options.against)
     for name in (*options.ways, *options.against, *options.against.values()):
         check_choice('the arm', name, arms)
     signal.signal(signal.SIGTERM, signal.default_int_handler)       # as Ctrl-C
@@ -394,6 +397,9 @@ def main(argv=None):
             rows += subject.rows(ways_of(options, name), folder / 'notes.jsonl', group=name,
                                  run=f'{name}-{seed}', steps=subject.state['step'],
                                  flops=subject.state['flops'])
+    if all(math.isnan(row['training_flops']) for row in rows):
+        for row in rows:        # all begin from published models: what counts is training since
+            row['training_flops'] = row['flops']
     if rows:
         measures = list(dict.fromkeys(row['measure'] for row in rows))
         answers = [row['measure'] for row in rows if row['kind'] == 'share']

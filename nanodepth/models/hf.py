@@ -188,7 +188,8 @@ class Hooked:
     def __init__(self, model):
         self.model = model
         about = model.config.get_text_config()
-        context = getattr(about, 'max_position_embeddings', None) or math.inf
+        context = (getattr(about, 'max_position_embeddings', None)
+                   or getattr(about, 'max_seq_len', None) or math.inf)      # (MPT's)
         self.config = SimpleNamespace(vocab_size=about.vocab_size, context=context)
         self.parameters = model.parameters
         self.slices = 'logits_to_keep' in inspect.signature(model.forward).parameters

@@ -102,7 +102,7 @@ def draw_runs(groups, kinds, costs=('step', 'flops'), like=None):
 def limits(groups):
     "Of the validation losses after the warm-up; None, None if there are none."
     after = [line['val_loss'] for logs in groups.values() for log in logs for line in log
-             if 'val_loss' in line and line['step'] >= warmed_up(log)]
+             if math.isfinite(line.get('val_loss', math.nan)) and line['step'] >= warmed_up(log)]
     room = 0.03 * (max(after) - min(after)) if after else 0
     return (min(after) - room, max(after) + room) if room else (None, None)
 

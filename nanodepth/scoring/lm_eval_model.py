@@ -4,6 +4,7 @@ options of one token.
 Usage: lm = ScoredModel(answer, theirs, tokenizer, path)      # in lm_eval_scores.py
 """
 import logging
+import math
 
 # Only this file imports lm-eval at its top, so nothing imports it before lm-eval has to be asked.
 from lm_eval.models.huggingface import HFLM
@@ -30,9 +31,10 @@ class ScoredModel(HFLM):
         theirs.generation_config = GenerationConfig(eos_token_id=sorted(ends) or None,
                                                     pad_token_id=0)
         logging.disable(logging.WARNING)        # that it was given a model and no name
+        context = answer.config.context         # endless where positions have no table: lm-eval's
+        most = min(max_length or context, context)
         super().__init__(theirs, tokenizer=tokenizer, batch_size=1,
-                         max_length=min(max_length or answer.config.context,
-                                        answer.config.context))
+                         max_length=None if most == math.inf else most)
         logging.disable(logging.NOTSET)
         self.answer = answer
 
@@ -40,10 +42,16 @@ class ScoredModel(HFLM):
         return super().loglikelihood(requests, disable_tqdm=True)       # ours says what is left
 
     def _loglikelihood_tokens(self, requests, **_):
-        asked = {}          # {prompt: [(the number of the request, its continuation)]}
+        asked, n_cut = {}, 0        # {prompt: [(the number of the request, its continuation)]}
         for i, (_, prompt, text) in enumerate(requests):
-            most = max(1, self.max_length + 1 - len(text))
+            if len(text) > self.max_length:
+                raise Refused(f'an answer has {len(text)} tokens, and {self.max_length} are read')
+            most = self.max_length + 1 - len(text)
             asked.setdefault(tuple(prompt[-most:]), []).append((i, text))
+            n_cut += len(prompt) > most
+        if n_cut:
+            say(f'{n_cut} of {len(requests)} prompts with an answer are longer than '
+                f'{self.max_length} tokens: their beginnings were not read')
         found = likelihoods(self.answer, [list(prompt) for prompt in asked],
                             [[text for _, text in texts] for texts in asked.values()])
         answers = [None] * len(requests)

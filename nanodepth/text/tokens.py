@@ -323,8 +323,9 @@ def make(folder, parts, how, workers=1, budget=math.inf):
     documents = {split: sum(part[split]['documents'] for part in made)
                  for split in ('train', 'val')}
     if not all(documents.values()):
-        for path in [*folder.glob('*_?????.*'), folder / 'plan.json']:  # begun anew with more
-            path.unlink()
+        if len(made) == len(parts):         # these are all: it begins anew with more files
+            for path in [*folder.glob('*_?????.*'), folder / 'plan.json']:
+                path.unlink()
         raise Refused(f'{folder}: {documents["train"]} documents to train on and '
                       f'{documents["val"]} to validate with are too few (a file of text is one, '
                       'and a row of a parquet or JSON Lines file is one)')
