@@ -354,9 +354,8 @@ def draw(options, arms, folders):
     """Loss and answers against training FLOPs, with those of what a run began from, and tokens. A
     partner is dashed, in the colour of the arm that it is like."""
     groups = {}
-    for (name, _), folder in folders.items():
-        before = checkpoint.state_of(folder)['inherited_flops']
-        before = 0 if math.isnan(before) else before        # of a published model
+    for (name, seed), folder in folders.items():
+        before = inherited(arms.config(name, seed)[0])
         log = [line | dict(flops=before + line['flops']) for line in log_of(folder)]
         groups.setdefault(name, []).append(log)
     costs = ['flops'] if any(arms[name].begins for name in groups) else ['flops', 'tokens']

@@ -8,7 +8,6 @@ from typing import Literal
 import torch
 
 from nanodepth.model import unrolled
-from nanodepth.common.errors import Refused
 from nanodepth.common.options import read
 from nanodepth.retrofit import seed_for
 from nanodepth.models.checkpoint import open_any, pick_device
@@ -37,9 +36,6 @@ TOY_PROMPTS = {'JicDqySofUzgJicDqySofUzg': 'JicDqySofUzgJicDqySofUzg', 'w7j6z1q3
 
 def main(argv=None):
     options = read(Options, argv, ['run'])
-    if 0 < options.temperature < 1e-3:
-        raise Refused(f'--temperature={options.temperature:g} is too small (at least 0.001): 0 '
-                      'takes the likeliest token each time')
     device = pick_device(options.device)
     _, model = open_any(options.run, device, options.dtype, others=False)
     tokenizer = get_tokenizer(options.run)

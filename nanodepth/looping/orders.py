@@ -129,9 +129,6 @@ def check_order(model, layers, numbers):
     if numbers == [*range(len(layers))]:
         return                      # each layer is where it was
     config = model.config.get_text_config()
-    if any(isinstance(getattr(type(config), name, None), property) for name in EACH_LAYER):
-        raise Refused(f'{type(model).__name__} counts the kinds of its layers by their places, so '
-                      'it takes no other order')
     for name in BY_PLACE:
         if getattr(config, name, None):
             raise Refused(f'{type(model).__name__} has {name}={getattr(config, name)}: what a '

