@@ -85,6 +85,7 @@ def test_logits_are_those_of_transformers_and_out_again_every_bit_is_kept(tmp_pa
     dtype = [torch.float32, torch.bfloat16][seed % 2]
     save_hf(model.to(dtype), tmp_path / 'y')
     given, kept = (load_file(tmp_path / folder / 'model.safetensors') for folder in 'xy')
+    assert (tmp_path / 'y/model.safetensors').stat().st_mode & 0o777 == 0o644
     assert same(kept, {key: given[key].to(dtype) for key in kept})
     assert given.keys() - kept.keys() <= ({'lm_head.weight'} if tied else set())
     again = load_hf(tmp_path / 'y').state_dict()

@@ -1,6 +1,7 @@
 """probe.py: which layers a model really uses, by taking them away. The tuned lens. And the page of
 `nanodepth probe`, for which what is noted is not measured again.
 """
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -260,11 +261,13 @@ def test_one_command_one_page(tiny, data, tmp_path, capsys, monkeypatch):
     assert [len(shown[name]) for name in ('similarity', 'block_similarity')] == [4 ** 2, 2 ** 2]
     assert [{row['size'] for row in shown[name]} for name in ('swap', 'skip', 'reverse')] == [
         {0, 1, 2}, {0, 1, 2}, {0, 2, 4}]
+    assert all(row['lag'] == abs(row['layer'] - row['other']) for row in shown['similarity'])
     assert 'cut: 6 layers deep' in said
     assert page.Options(models=[]).dtype == 'float32'       # whatever the weights were published in
     score = {row['run']: row['score'] for row in read_rows(out / 'depth_score.csv')}
     tokens = Loader(data, 4, 16, 'val', seed=1).batch(0)[0][:4, :10]
     assert score['plain'] == pytest.approx(probe.depth_score(model, tokens)[0], rel=1e-5)
+    assert re.search(rf'plain +\| {score["plain"]:.3f} +\| {score["plain"] / 3:.3f} ', said)
     # what is noted is not measured again, and another probe beside it is
     monkeypatch.setattr(probe, 'depth_score', None)
     nanodepth('probe', [*runs, f'--out={out}', *FEW, '--only=depth_score,norms'])
