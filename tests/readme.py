@@ -1,6 +1,6 @@
 """Run what README, COURSE and CHECKPOINT tell people to type, as it is written, in a new clone.
 
-Lines whose comment names a network, GPUs or a file of yours are left out; of `make` only the
+Lines whose comment names a network are left out, and torchrun's; of `make` only the
 training is run; out/smollm2, data/pydoc and the questions are those of `make smollm2`, notes/ holds
 texts of this repo. Prints what each line took beside what the text says.
 
@@ -31,8 +31,7 @@ def lines(text):
             line, comment = (part.strip() for part in f'{line}  #'.split('  #')[:2])
             is_setup = line.startswith(('git ', 'make ', 'pip', 'source', 'python3 -m venv',
                                         '.venv'))
-            is_elsewhere = (line.startswith('torchrun') or '(a network)' in comment
-                            or comment.startswith(('GPUs', 'one GPU')))
+            is_elsewhere = line.startswith('torchrun') or '(a network)' in comment
             if line and not is_setup and not is_elsewhere:
                 found[line] = comment
     return found

@@ -126,7 +126,7 @@ def test_aitken_takes_the_plain_step_where_there_is_no_curvature():
     assert SOLVERS['aitken'](drift, x, 2, safeguard=False).item() == pytest.approx(1.0)
 
 
-def test_anderson_solves_a_linear_problem_and_norm_stab_turns():
+def test_anderson_solves_a_linear_problem():
     torch.manual_seed(0)
     A = torch.tensor([[0.5, 0.3], [-0.2, 0.7]], dtype=torch.float64)
     b = torch.tensor([1.0, -2.0], dtype=torch.float64)
@@ -140,7 +140,11 @@ def test_anderson_solves_a_linear_problem_and_norm_stab_turns():
     assert torch.equal(SOLVERS['anderson'](g, x, 3), SOLVERS['anderson'](g, x, 3, beta=1.0))
     alone, one_of_one = SOLVERS['anderson'](g, x[0, 0], 2), SOLVERS['anderson'](g, x[:1, 0], 2)
     assert torch.allclose(alone, one_of_one[0])         # a lone vector is one problem
-    quarter = lambda y: torch.stack((-y[..., 1], y[..., 0]), -1)    # half of the way: an eighth
+
+
+def test_norm_stab_turns_and_keeps_the_length():
+    "Half of the way to a quarter of a turn is an eighth."
+    quarter = lambda y: torch.stack((-y[..., 1], y[..., 0]), -1)
     turned = SOLVERS['norm_stab'](quarter, torch.tensor([[[3.0, 0.0]]]), 2)
     assert torch.allclose(turned, torch.tensor([[[0.0, 3.0]]]), atol=1e-6)
 

@@ -350,13 +350,13 @@ def bases(options, arms):
             if name != base and name not in arms.partners_of(base)}
 
 
-def draw(options, arms, folders):
+def draw(options, arms, folders, rows):
     """Loss and answers against training FLOPs, with those of what a run began from, and tokens. A
     partner is dashed, in the colour of the arm that it is like."""
-    groups = {}
+    groups, before = {}, {row['run']: row['training_flops'] - row['flops'] for row in rows}
     for (name, seed), folder in folders.items():
-        before = inherited(arms.config(name, seed)[0])
-        log = [line | dict(flops=before + line['flops']) for line in log_of(folder)]
+        log = [line | dict(flops=before[f'{name}-{seed}'] + line['flops'])
+               for line in log_of(folder)]
         groups.setdefault(name, []).append(log)
     costs = ['flops'] if any(arms[name].begins for name in groups) else ['flops', 'tokens']
     kinds = ['loss', *[kind for kind in kinds_of(groups) if kind != 'text'][-1:]]
@@ -413,7 +413,7 @@ def main(argv=None):
         print_differences(rows, bases(options, arms), shown or usual or measures[:1],
                           options.margins)
         draw(options, arms, {job: folder for job, folder in made.items()
-                             if not arms[job[0]].is_cut})
+                             if not arms[job[0]].is_cut}, rows)
     print(*left, sep='\n', end='\n' * bool(left))
     if len(made) < len(jobs):
         raise SystemExit(1)
