@@ -282,8 +282,8 @@ def test_a_folder_of_theirs_opens_and_computes_what_the_format_means(raven):
     ('raven', dict(test_time_noise=0.1), 'test_time_noise=0.1'),
     ('raven', dict(injection_type='add'), "injection_type='add'"),
     ('raven', dict(rope_scaling=dict(rope_type='yarn')), 'none and llama3 are supported'),
-    ('raven', 'norm_3.weight', "Huginn's sandwich norms"),
-    ('raven', 'attn.q_norm.weight', "OLMo's norms")])
+    ('raven', 'norm_3.weight', 'norm_3.weight has no place'),
+    ('raven', 'attn.q_norm.weight', 'q_norm.weight has no place')])
 def test_what_would_be_read_wrongly_is_refused_by_name(raven, tmp_path, name, changes, message):
     if name == 'llama':
         theirs(tmp_path / 'llama')

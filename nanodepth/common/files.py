@@ -83,17 +83,6 @@ def hash_of(path):
         return hashlib.file_digest(file, 'sha256').hexdigest()
 
 
-def refuse_unwritable(path):
-    "Before the work whose result is to be written there. It makes the folder."
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_dir():
-        raise Refused(f'{path} is a folder: name a file in it')
-    is_new = not path.exists()
-    path.open('a').close()
-    if is_new:
-        path.unlink()
-
-
 # ---------------------------------------------------------------------------- whole or not at all
 
 @contextlib.contextmanager

@@ -35,19 +35,9 @@ def layers_of(model):
         for layers in model.modules():
             if (isinstance(layers, nn.ModuleList) and len(layers) == n
                 and all(arguments(layer)[1] for layer in layers)):
-                refuse_encoders(model, layers)
                 return layers
     raise Refused(f'{type(model).__name__} has no list of layers with a KV cache: an LM of '
                   'ours or a Hugging Face decoder has')
-
-
-def refuse_encoders(model, layers):
-    if any(getattr(m, 'is_causal', None) is False for layer in layers for m in layer.modules()):
-        raise Refused(f'{type(model).__name__} reads in both directions: only decoders can be '
-                      'looped')
-    if len(set(map(id, layers))) < len(layers):
-        raise Refused(f'{type(model).__name__} has one layer in several places of its list: a '
-                      'window could not tell them apart')
 
 
 # The authors' middle four are 12-15 of 28 layers, 15-18 of 36, 22-25 of 48: no rule gives all.

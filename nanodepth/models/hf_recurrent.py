@@ -28,8 +28,6 @@ OUTSIDE = {'transformer.wte': 'embed', 'transformer.ln_f': 'norm', 'lm_head': 'h
 PARTS = dict(prelude='n_layers_in_prelude', core='n_layers_in_recurrent_block',
              coda='n_layers_in_coda')
 QK_NORMS = {'attn.q_norm': ['attn.q_norm'], 'attn.k_norm': ['attn.k_norm']}      # ours
-FOREIGN = {'norm_3.weight': "Huginn's sandwich norms", 'attn.qk_bias': "Huginn's bias on q and k"}
-OLMO = {'attn.q_norm.weight': "OLMo's norms of q and k, and behind the sublayers"}
 CODE = 'modeling_recurrent'
 
 
@@ -61,7 +59,7 @@ def load_raven(folder):
     c = SimpleNamespace(**DEFAULTS | read_json(path))
     tensors = read_tensors(folder)
     with reading(path):
-        refuse_foreign(c, tensors, path)
+        refuse_foreign(c, path)
         sizes = {part: getattr(c, theirs) for part, theirs in PARTS.items()}
         config = ModelConfig(
             vocab_size=c.padded_vocab_size or c.vocab_size, n_layer=sum(sizes.values()),
@@ -109,13 +107,8 @@ def read_tensors(folder):
     return tensors
 
 
-def refuse_foreign(c, tensors, path):
+def refuse_foreign(c, path):
     "What their format may say, and our model does not have."
-    for name in tensors:
-        for ending, feature in (FOREIGN if c.qk_norm else FOREIGN | OLMO).items():
-            if name.endswith(ending):
-                raise Refused(f'{path.parent}: {name}: {feature} are not supported; retrofitted '
-                              'Llamas and TinyLlamas are')
     scale = c.init_values.get('embed_scale', math.sqrt(c.n_embd))
     if scale != 1 or c.test_time_noise or c.injection_type != 'linear':
         raise Refused(f'{path}: embed_scale={scale}, test_time_noise={c.test_time_noise}, '

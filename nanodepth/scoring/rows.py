@@ -20,7 +20,6 @@ import nanodepth
 from nanodepth import BOOK
 from nanodepth.common.errors import Refused, check_choice, say
 from nanodepth.common.whose import is_ours, local_folder, on_hub
-from nanodepth.common.files import refuse_unwritable
 from nanodepth.looping.layers import layers_of
 from nanodepth.looping.orders import order_of
 from nanodepth.model import unrolled
@@ -333,11 +332,9 @@ def stamps(files):
 
 
 def notes_beside(out):
-    """The file of notes beside a file of rows, to which ours are added. What cannot be written is
-    refused before the work."""
+    "The file of notes beside a file of rows, to which ours are added."
     path, rows = beside(out, '.jsonl'), beside(out, '.csv')
-    refuse_unwritable(out)
-    refuse_unwritable(path)
+    out.parent.mkdir(parents=True, exist_ok=True)
     if rows.exists() and not path.exists():
         raise Refused(f'{rows} is there, and no notes of ours beside it: choose another --out')
     if path.exists() and path.stat().st_size:
