@@ -33,6 +33,7 @@ from nanodepth.commands import cut
 from nanodepth.commands.train import planned
 from nanodepth.common.errors import Refused, check_choice, nearest
 from nanodepth.common.files import checkpoint_file, hash_of
+from nanodepth.common.options import config_file, read
 from nanodepth.model import spans_in
 from nanodepth.models import checkpoint
 from nanodepth.report.contrasts import is_same
@@ -42,7 +43,6 @@ from nanodepth.report.printed import print_differences
 from nanodepth.report.tables import write_csv
 from nanodepth.scoring.rows import Asked, Subject, files_of, measures_of, stamps
 from nanodepth.scoring.way import Way, Ways, read_ways
-from nanodepth.common.options import config_file, read
 from nanodepth.training.checkpoint import as_written, load
 from nanodepth.training.loader import make_toy_data
 from nanodepth.training.plan import FREE, Config, refuse_another_run, resolved
@@ -377,7 +377,6 @@ def main(argv=None):
     jobs = [(name, seed) for seed in seeds for name in arms]
     folders = {job: arms.folder(*job) for job in jobs}      # by what the files say now
     rows, made, left, first = [], {}, [], None
-    given = [*checkpoint.BROUGHT]       # by --classes; a config brings its own
     for name, seed in tqdm(jobs, 'runs', unit='run'):
         try:
             folder = made[name, seed] = make(arms, name, seed, made, folders[name, seed])
@@ -387,8 +386,7 @@ def main(argv=None):
             continue
         if not arms[name].is_cut:
             spans = spans_in(arms.config(name, seed)[0].order or ())
-            checkpoint.BROUGHT[:] = [*given, *map(type, spans)]
-            subject = Subject(folder, options, like=first)
+            subject = Subject(folder, options, first, classes={*map(type, spans)})
             first = first or subject
             if subject.data() != first.data():
                 left.append(f'{name}, seed {seed}, is measured on {subject.data()}, and '

@@ -13,13 +13,13 @@ import torch.nn as nn
 
 from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.files import new_folder
+from nanodepth.common.options import read
 from nanodepth.grow import untie
 from nanodepth.model import spans_in, unrolled
 from nanodepth.models.checkpoint import Brought, cost_of, data_of, open_path
 from nanodepth.report.tables import columns
 from nanodepth.retrofit import core_of, cut, flops_paper, parts_of, seed_for, surgery
 from nanodepth.text.tokenizer import keep_tokenizer
-from nanodepth.common.options import read
 from nanodepth.training.checkpoint import save
 
 

@@ -12,6 +12,7 @@ from typing import Literal
 from tqdm import tqdm
 
 from nanodepth.common.errors import Refused, check_choice
+from nanodepth.common.options import read
 from nanodepth.models.checkpoint import named_models
 from nanodepth.report.plot import PICTURES, draw_curves, show
 from nanodepth.report.printed import print_differences, print_tables
@@ -19,7 +20,6 @@ from nanodepth.report.tables import UNITS, groups_of, named_after, write_csv
 from nanodepth.retrofit import core_of
 from nanodepth.scoring.rows import Asked, Subject, group_of, notes_beside
 from nanodepth.scoring.way import Way, Ways, read_ways
-from nanodepth.common.options import read
 
 
 @dataclass(kw_only=True)

@@ -11,12 +11,12 @@ from typing import Literal
 
 import torch
 
-from nanodepth.model import unrolled
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import new_folder, replace
 from nanodepth.common.options import read
 from nanodepth.common.whose import LICENCES, is_ours, local_folder
 from nanodepth.looping.orders import depth_of
+from nanodepth.model import unrolled
 from nanodepth.models.checkpoint import load_model
 from nanodepth.models.hf import answer_of, save_hf
 from nanodepth.models.hf_recurrent import save_raven

@@ -15,10 +15,11 @@ import torch
 from tqdm import tqdm
 
 from nanodepth import probe
-from nanodepth.model import unrolled
 from nanodepth.common.errors import Refused, check_choice
 from nanodepth.common.files import replace
+from nanodepth.common.options import read
 from nanodepth.common.whose import device_of
+from nanodepth.model import unrolled
 from nanodepth.models.checkpoint import OURS, kind_of, named_models
 from nanodepth.models.hf import config_of, lacking
 from nanodepth.models.hf_recurrent import FAMILY
@@ -30,7 +31,6 @@ from nanodepth.scoring.rows import Asked, NotHere, Subject, group_of, notes_besi
 from nanodepth.scoring.scores import ask, data_scores, open_data, parse_tasks
 from nanodepth.scoring.way import Ways, notation, read_way
 from nanodepth.text.primitives import TASKS, TOY_TASKS
-from nanodepth.common.options import read
 
 
 @dataclass(kw_only=True)

@@ -7,10 +7,10 @@ from typing import Literal
 
 import torch
 
-from nanodepth.model import unrolled
 from nanodepth.common.options import read
-from nanodepth.retrofit import seed_for
+from nanodepth.model import unrolled
 from nanodepth.models.checkpoint import open_any, pick_device
+from nanodepth.retrofit import seed_for
 from nanodepth.scoring.likelihoods import encode
 from nanodepth.scoring.way import Ways, read_way
 from nanodepth.text.tokenizer import get_tokenizer, readable

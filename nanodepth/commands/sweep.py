@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from nanodepth.common.errors import Refused
+from nanodepth.common.options import read
 from nanodepth.loop import repeat_block
 from nanodepth.looping.layers import pick_window
 from nanodepth.looping.orders import depth_of, order_of
@@ -20,7 +21,6 @@ from nanodepth.report.printed import print_tables
 from nanodepth.report.tables import UNITS, mean, named_after, number, where, write_csv
 from nanodepth.scoring.rows import Asked, Subject, notes_beside
 from nanodepth.scoring.way import Way, Ways, read_ways
-from nanodepth.common.options import read
 
 
 @dataclass(kw_only=True)

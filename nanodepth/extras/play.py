@@ -16,11 +16,11 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from nanodepth.model import spans_in, unrolled
 from nanodepth.common.errors import Refused, check_choice
 from nanodepth.common.files import read_json, replace
 from nanodepth.common.options import read
 from nanodepth.looping.layers import MIDDLE
+from nanodepth.model import spans_in, unrolled
 from nanodepth.models.checkpoint import Brought, kind_of, load_model, open_path, state_of
 from nanodepth.report.logs import log_of
 from nanodepth.report.tables import run_names

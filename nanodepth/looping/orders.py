@@ -11,9 +11,9 @@ import copy
 import itertools
 
 from nanodepth.common.errors import Refused
+from nanodepth.common.whose import is_ours
 from nanodepth.loop import running
 from nanodepth.looping.caches import Window
-from nanodepth.common.whose import is_ours
 from nanodepth.looping.layers import (Entry, Pin, check_calls, check_host,
                                       layers_of, pick_window, pinned_routers)
 from nanodepth.looping.window import Loop

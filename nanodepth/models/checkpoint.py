@@ -11,9 +11,9 @@ import torch
 
 from nanodepth import BOOK
 from nanodepth.common.errors import Refused, nearest, say
-from nanodepth.common.whose import is_ours, local_folder, on_hub
 from nanodepth.common.files import checkpoint_file, load_tensors, read_json, reading
 from nanodepth.common.options import lent_names
+from nanodepth.common.whose import is_ours, local_folder, on_hub
 from nanodepth.model import Span
 from nanodepth.report.tables import run_names
 from nanodepth.text.tokenizer import fingerprint, get_tokenizer
@@ -136,12 +136,12 @@ def pick_device(name='auto'):
     return torch.device(name)
 
 
-def open_any(path, device='cpu', dtype='auto', others=True):
+def open_any(path, device='cpu', dtype='auto', others=True, classes=()):
     """(what a checkpoint says beside its weights, the model, ready to run) of any path. `dtype`:
     what its weights become. auto: a checkpoint that was published in 16 bits computes in bfloat16
     where the device is fast at it, else in float32; all others stay as they are. Tables of
     positions keep their precision."""
-    state, model = open_path(path, others)
+    state, model = open_path(path, others, classes)
     device = torch.device(device)
     stored = next(model.parameters()).dtype
     wanted = None if dtype == 'auto' else getattr(torch, dtype)

@@ -13,8 +13,8 @@ import torch
 
 from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.files import new_folder, reading, write_json
-from nanodepth.grow import untie
 from nanodepth.common.whose import is_ours, local_folder
+from nanodepth.grow import untie
 from nanodepth.model import LM, ModelConfig, rope_tables, spans_in
 from nanodepth.text.tokenizer import get_tokenizer, marks_of, write_tokenizer
 

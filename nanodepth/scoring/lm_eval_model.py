@@ -12,9 +12,9 @@ from transformers import GenerationConfig
 
 from nanodepth.common.errors import Refused, say
 from nanodepth.common.files import read_json
+from nanodepth.common.whose import local_folder
 from nanodepth.models.checkpoint import OURS, kind_of
 from nanodepth.scoring.likelihoods import likelihoods
-from nanodepth.common.whose import local_folder
 
 
 class ScoredModel(HFLM):

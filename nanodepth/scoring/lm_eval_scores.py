@@ -13,9 +13,9 @@ from tqdm import tqdm
 
 from nanodepth import ROOT
 from nanodepth.common.errors import Refused, nearest, refusing, say
+from nanodepth.common.whose import is_ours
 from nanodepth.grow import renumbered
 from nanodepth.loop import running
-from nanodepth.common.whose import is_ours
 from nanodepth.looping.orders import in_order, order_of
 from nanodepth.model import spans_in
 from nanodepth.models.hf import as_theirs

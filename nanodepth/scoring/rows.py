@@ -19,6 +19,7 @@ from tqdm import tqdm
 import nanodepth
 from nanodepth import BOOK
 from nanodepth.common.errors import Refused, check_choice, say
+from nanodepth.common.files import checkpoint_file
 from nanodepth.common.whose import is_ours, local_folder, on_hub
 from nanodepth.looping.layers import layers_of
 from nanodepth.looping.orders import order_of
@@ -32,7 +33,6 @@ from nanodepth.scoring.scores import (compared, data_scores, half, is_there, ope
                                       parse_tasks, questions_of, right_and_log_prob)
 from nanodepth.scoring.way import Way, notation
 from nanodepth.text.tokenizer import get_tokenizer, tokenizer_file
-from nanodepth.common.files import checkpoint_file
 
 
 @dataclass(kw_only=True)
@@ -136,13 +136,14 @@ class Subject:
     as those of `like`, another Subject."""
     asks = Asked        # the options on which a note depends
 
-    def __init__(self, path, asked=None, like=None):
+    def __init__(self, path, asked=None, like=None, classes=()):
         asked = self.asked = asked or Asked()
         self.path = path
         self.measures, self.way, self.left_out = measures_of(asked), Way(), {}
         ours, theirs = parse_tasks(asked.tasks)
         self.files = files_of(path)     # before it is opened: a run may go on and write others
-        self.state, self.model = open_any(path, pick_device(asked.device), asked.dtype)
+        self.state, self.model = open_any(path, pick_device(asked.device), asked.dtype,
+                                          classes=classes)
         self.answer = answer_of(self.model)
         if core := core_of(self.model):
             core.fresh = False              # else each forward begins with noise of its own

@@ -12,8 +12,8 @@ import numpy as np
 import tiktoken
 
 from nanodepth.common.errors import Refused, refusing
-from nanodepth.common.whose import from_hub, on_hub
 from nanodepth.common.files import checkpoint_file, read_json, read_run, reading, replace
+from nanodepth.common.whose import from_hub, on_hub
 
 END_OF_TEXT = '<|endoftext|>'
 TOKENIZER_FILES = ('tokenizer_config.json', 'special_tokens_map.json', 'generation_config.json',

@@ -25,10 +25,10 @@ from tqdm import tqdm
 
 from nanodepth.common.errors import Refused, check_choice, refusing
 from nanodepth.common.files import claim, fresh, hash_of, read_json, replace, write_json
+from nanodepth.common.options import read
 from nanodepth.report.tables import TAKEN
 from nanodepth.text.tokenizer import (copy_tokenizer, encode_as_array, fingerprint, get_tokenizer,
                                       start_of_document, token_type)
-from nanodepth.common.options import read
 from nanodepth.training.loader import BEGINS
 
 # Plain text, as far as it is taken from a folder. (A .json there may hold settings.)
