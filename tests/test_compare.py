@@ -159,7 +159,7 @@ def test_what_begins_from_a_published_model_is_compared_by_its_own_flops(call, t
     (dict(a=BASE, b='a --data=nowhere'), 'there is no data in nowhere'),
     (dict(a=BASE, b='a --n_layer=8 --n_embd=2048 --head_dim=128 --flops=c',
           c='a --n_embd=16 --head_dim=4 --steps=1'), 'b: the FLOPs of c pay for less than a step'),
-    (dict(a=f'{BASE} --seed=5'), 'which seeds are trained is --seeds')])
+    (dict(a=f'{BASE} --seed 5'), 'which seeds are trained is --seeds')])
 def test_what_cannot_be_compared_is_refused_before_a_run(lines, said, tmp_path):
     with pytest.raises(Refused, match=re.escape(said)):
         Arms(lines, tmp_path, partners=True)

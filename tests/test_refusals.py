@@ -39,6 +39,7 @@ REFUSALS = [
     (['sweep', '{run}', '--tasks=toy_copy', '--r=2'], 'r=2 is for models with a recurrent core'),
     (['evaluate', '{run}', '--tasks=toy_assign/6'], 'letters for depth 5 at most'),
     ([*COMPARE, '--seeds=0', '--seed=3'], 'which seeds are trained is --seeds'),
+    ([*COMPARE[:3], '--more=--seed 1'], 'which seeds are trained is --seeds'),
     ([*COMPARE, '--seeds=0'], 'must be how many'),
     ([*COMPARE, '--seeds=3-1'], 'must be how many'),
     ([*COMPARE, '--seeds=1,2'], 'must be how many'),

@@ -122,8 +122,6 @@ def words_of(name, lines, within=()):
 def read_arm(name, lines):
     words = words_of(name, lines)
     is_cut = words[0] == 'cut'
-    if not is_cut and any(word.startswith('--seed=') for word in words):
-        raise Refused(f'{name}: which seeds are trained is --seeds, and no setting of a line')
     flops = [word[8:] for word in words if word.startswith('--flops=')]
     words = [word for word in words[is_cut:] if not word.startswith('--flops=')]
     begins = {*re.findall(r'\{([^{}]+)\}', ' '.join(words))} - {'seed'}
@@ -178,6 +176,8 @@ class Arms(dict):
         # a line's own settings have the last say
         configs = [word for word in words if word[0] != '-' and word.endswith('.py')]
         own = [word for word in words if word not in configs]
+        if any(word.partition('=')[0] == '--seed' for word in (*self.more, *own)):
+            raise Refused(f'{name}: which seeds are trained is --seeds, and no setting of a line')
         words = [*configs, *self.more, *own, f'--seed={seed}']
         return read(Config, words, files=files), words
 
