@@ -159,7 +159,8 @@ def load_hf(path, others=False):
         if others:
             return reading_forwards(open_theirs(path), path)
         raise Refused(f'{path} asks for {feature}, which is not supported here; nanodepth evaluate '
-                      'and sweep, and nanodepth.looped, work with any decoder of transformers')
+                      'and sweep take any decoder of transformers, and nanodepth.looped what '
+                      'load_model(path, others=True) opens')
     theirs = open_theirs(path, config)
     tensors = theirs.state_dict()
     # a config may say that the head is tied, beside a head of its own
