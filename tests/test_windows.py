@@ -579,7 +579,12 @@ def its_own_way():
     "It would run as ever, and every number of an order or a window would be the plain model's."
     model = family('llama')
     model.model.layers = OwnWay(model.model.layers)
-    model(tokens(), output_hidden_states=True)      # transformers hooks the layers, for good
+    return hooked(model)
+
+
+def hooked(model):
+    "By transformers, for good."
+    model(tokens(), output_hidden_states=True)
     return model
 
 
@@ -595,6 +600,9 @@ def an_encoder_and_a_decoder():
         vocab_size=50, d_model=16, d_ff=16, num_layers=4, num_heads=2))
 
 
+JAMBA = dict(num_experts=2, mamba_d_state=8, attn_layer_period=2, attn_layer_offset=1)
+# it shortens the stream at the place that its config counted
+GEMMA4 = dict(global_head_dim=8, num_kv_shared_layers=0, hidden_size_per_layer_input=0)
 LFM2 = dict(layer_types=['conv', 'full_attention'] * 3)
 # (a model, or None for ours; how it is looped, or in which order it runs; words of the line)
 IMPOSSIBLE = [
@@ -605,7 +613,7 @@ IMPOSSIBLE = [
     (None, dict(k=3), 'it takes: K, beta, T'), (None, dict(K=2.5), 'not of its kind: .*2.5'),
     (an_encoder_and_a_decoder, {}, 'has an encoder and a decoder'),
     (lambda: family('lfm2', **LFM2), {}, "layer 2 is of the kind 'conv'"),
-    (lambda: changed(num_kv_shared_layers=2), {}, 'shares keys and values between layers'),
+    (lambda: changed(num_kv_shared_layers=2), {}, 'shares keys and values'),
     (lambda: changed(_attn_implementation='flash_attention_2'), dict(cache='none'),
      "cache='none' changes the attention mask"),
     (lambda: family('bloom'), dict(cache='none'), 'other keys than those .* its alibi'),
@@ -613,8 +621,9 @@ IMPOSSIBLE = [
     (its_own_way, {}, 'in a way of its own'),
     (its_own_way, [0, 1, 2, 2, 3, 4, 5], 'in a way of its own'),
     (lambda: family('llama'), [0, Core([1, 2])], 'is for models of ours'),
-    (lambda: changed('gpt2', scale_attn_by_inverse_layer_idx=True), [0, 2, 1],
-     'depends on its place')]
+    (lambda: hooked(family('gemma4_unified_text', **GEMMA4)), [0, 1, 2, 1, 2, 3, 4, 5],
+     'depends on its place'),
+    (lambda: hooked(family('jamba', **JAMBA)), [0, 2, 1], 'depends on its place .*no setter')]
 
 
 @pytest.mark.parametrize('make, how, message', IMPOSSIBLE)

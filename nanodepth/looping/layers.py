@@ -3,6 +3,7 @@ experts, and what is refused. A decoder is a list of layers, each with a KV cach
 arguments, and the wrapper needs to know no more than that.
 Usage: a, b = pick_window('mid4', len(layers_of(model)))        # also '3-5', (3, 5), 0.5
 """
+import contextlib
 import functools
 import inspect
 import re
@@ -72,9 +73,6 @@ def pick_window(window, depth):
 def check_host(model, layers, window, cache):
     "What cannot be looped is refused before anything is touched."
     config = model.config.get_text_config()
-    if getattr(config, 'num_kv_shared_layers', None):
-        raise Refused(f'{type(model).__name__} shares keys and values between layers, which a '
-                      'looped layer would overwrite')
     kinds = (getattr(config, 'layer_types', None) or getattr(config, 'layers_block_type', None)
              or ['attention'] * len(layers))
     known = ('attention', 'full_attention', 'sliding_attention', 'chunked_attention')
@@ -93,26 +91,50 @@ def check_host(model, layers, window, cache):
 
 
 @torch.no_grad()
-def check_calls(model, layers, **how):
-    """Refuse another family's model that does not call each of these layers once, but goes through
-    them in a way of its own, such as a loop. Returns those that give tuples."""
-    counts, tuples = dict.fromkeys(layers, 0), set()
+def calls_of(model, layers, **how):
+    """[(arguments, answer) of each layer] in a forward of eight tokens. A model that does not call
+    each of them once, but goes through them in a way of its own, such as a loop, is refused."""
+    calls = {layer: [] for layer in layers}
 
-    def count(module, _, output):
-        counts[module] += 1
-        if isinstance(output, tuple):
-            tuples.add(module)
-    hooks = [layer.register_forward_hook(count) for layer in layers]
+    def note(layer, args, kwargs, answer):
+        calls[layer].append((kwargs | dict(zip(arguments(layer)[0], args)), answer))
+    hooks = [layer.register_forward_hook(note, with_kwargs=True) for layer in layers]
     try:
-        model(torch.ones(1, 2, dtype=torch.long, device=model.device), use_cache=False, **how)
+        model(torch.arange(1, 9, device=model.device)[None], use_cache=False, **how)
     finally:
         for hook in hooks:
             hook.remove()
-    if {*counts.values()} != {1}:
-        raise Refused(f'{type(model).__name__} calls these layers {sorted(counts.values())} times, '
-                      'and not each of them once: it runs them in a way of its own, so nothing '
-                      'here can run them otherwise')
-    return tuples
+    counts = sorted(map(len, calls.values()))
+    if {*counts} != {1}:
+        raise Refused(f'{type(model).__name__} calls these layers {counts} times, and not each of '
+                      'them once: it runs them in a way of its own, so nothing here can run them '
+                      'otherwise')
+    return [call for [call] in calls.values()]
+
+
+@torch.no_grad()
+def run_by_hand(layers, calls, numbers):
+    "The stream behind some layers, one after the other, each with the arguments of its own call."
+    stream = lambda i: arguments(layers[i])[0][0]
+    x = calls[0][0][stream(0)]
+    for i in numbers:
+        x = stream_of(layers[i](**calls[i][0] | {stream(i): x}))
+    return x
+
+
+def stream_of(answer):
+    return answer[0] if isinstance(answer, tuple) else answer
+
+
+@contextlib.contextmanager
+def without_dropout(model):
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
 
 
 # --------------------------------------------------------------------------------------- one layer
@@ -129,8 +151,7 @@ class Entry:
 
     def forward(self, x, kwargs):
         own = self.before or functools.partial(type(self.layer).forward, self.layer)
-        answer = own(x, **kwargs)
-        return answer[0] if isinstance(answer, tuple) else answer
+        return stream_of(own(x, **kwargs))
 
     def refuse_checkpointing(self):
         if self.layer.training and getattr(self.layer, 'gradient_checkpointing', False):

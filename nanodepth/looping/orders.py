@@ -8,23 +8,24 @@ Usage:
 """
 import contextlib
 import copy
+import inspect
 import itertools
 
-from nanodepth.common.errors import Refused
+import torch
+
+from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.whose import is_ours
 from nanodepth.loop import running
 from nanodepth.looping.caches import Window
-from nanodepth.looping.layers import (Entry, Pin, check_calls, check_host,
-                                      layers_of, pick_window, pinned_routers)
+from nanodepth.looping.layers import (Entry, Pin, calls_of, check_host, layers_of, pick_window,
+                                      pinned_routers, run_by_hand, stream_of, without_dropout)
 from nanodepth.looping.window import Loop
 from nanodepth.model import spans_in, unrolled
 from nanodepth.wrapper import Window as PlainWindow, around
 
 # lists that a config has, an entry for each layer
-EACH_LAYER = 'layer_types', 'layers_block_type', 'no_rope_layers', 'mlp_layer_types'
-# settings by which a layer's place matters, beside its order
-BY_PLACE = ('num_kv_shared_layers', 'hidden_size_per_layer_input',
-            'scale_attn_by_inverse_layer_idx')
+EACH_LAYER = ('layer_types', 'layers_block_type', 'no_rope_layers', 'mlp_layer_types',
+              'layer_rope_theta')
 
 
 def order_of(model):
@@ -83,19 +84,26 @@ def in_order(model, order):
     check_order(model, layers, numbers)
     for first, window in windows:
         check_host(model, layers, window.items, window.keeps)
-    if not windows:         # Asked for the streams between layers, transformers hooks each layer
-        check_calls(model, layers, output_hidden_states=True)   # for good: the copies have that
-    config = model.config.get_text_config()
-    before, hooks = dict(layers._modules), []
-    lists = {name: list(value) for name in EACH_LAYER if (value := getattr(config, name, None))}
+    config, is_other = model.config.get_text_config(), numbers != [*range(len(layers))]
+    before, hooks, lists = dict(layers._modules), [], {}
+    # asked for the streams between layers, transformers hooks each layer for good: the copies have
+    # that
+    how = {} if windows else dict(output_hidden_states=True)
+    with without_dropout(model):
+        calls = calls_of(model, layers, **how)
+        want = run_by_hand(layers, calls, numbers) if is_other else None
     try:
         layers._modules = {str(place): placed(layers[i], place) for place, i in enumerate(numbers)}
         config.num_hidden_layers = len(numbers)
-        for name, value in lists.items():
-            setattr(config, name, [value[i] for i in numbers])
-        tuples = check_calls(model, layers)
+        if is_other:
+            with refusing(Exception, why=lambda error: f'{by_place(model)} ({error})'):
+                for name in EACH_LAYER:
+                    if value := getattr(config, name, None):
+                        setattr(config, name, [value[i] for i in numbers])
+                        lists[name] = value
+                refuse_another_stream(model, layers, want)
         for first, window in windows:
-            put_in(layers, first, window, tuples)
+            put_in(layers, first, window, [isinstance(calls[i][1], tuple) for i in numbers])
         holders = [m for m in model.modules() if windows and m is not layers
                    and any(each is layers for each in m.modules())]
         hooks = [m.register_forward_pre_hook(refuse_insights, with_kwargs=True) for m in holders]
@@ -126,16 +134,30 @@ def check_order(model, layers, numbers):
         raise Refused('this model runs in another order already: leave its with')
     if not numbers or not {*numbers} <= {*range(len(layers))}:
         raise Refused(f'the order {numbers} must name layers from 0 to {len(layers) - 1}')
-    if numbers == [*range(len(layers))]:
-        return                      # each layer is where it was
-    config = model.config.get_text_config()
-    for name in BY_PLACE:
-        if getattr(config, name, None):
-            raise Refused(f'{type(model).__name__} has {name}={getattr(config, name)}: what a '
-                          'layer of it does depends on its place, so it takes no other order')
-    if any('forward' in vars(module) for module in layers.modules()):
+    if getattr(model.config.get_text_config(), 'num_kv_shared_layers', None):
+        raise Refused(f'{type(model).__name__} shares keys and values between layers, which a '
+                      'layer in another place would overwrite')
+    is_other = numbers != [*range(len(layers))]
+    if is_other and any('forward' in vars(module) for module in layers.modules()):
         raise Refused("the layers' forward was replaced, as by accelerate: open the model without "
                       'device_map')
+
+
+def by_place(model):
+    return (f'{type(model).__name__} takes no other order here: what a layer of it does depends on '
+            'its place')
+
+
+def refuse_another_stream(model, layers, want):
+    """Is the stream behind the last layer that of the layers run by hand? Also where logits are
+    asked for of the last token alone, for which Gemma 4 shortens the stream at some place."""
+    takes = inspect.signature(model.forward).parameters
+    last = dict(logits_to_keep=1) if 'logits_to_keep' in takes else {}
+    with without_dropout(model):
+        got = stream_of(calls_of(model, layers, **last)[-1][1])
+    least = max(1e-4, 4 * torch.finfo(want.dtype).eps) * want.abs().max()
+    if got.shape != want.shape or not (got - want).abs().max() <= least:
+        raise Refused(by_place(model))
 
 
 def placed(module, place):
@@ -156,7 +178,7 @@ def put_in(layers, first, window, tuples):
     routers = pinned_routers({d: layers[d] for d in depths}, window.pin, unasked=window.by_layer)
     loop = Loop((first, depths[-1]), window, len(layers))
     for d in depths:
-        layers[d].forward = Entry(layers[d], d, loop, layers[d] in tuples, any(routers.values()))
+        layers[d].forward = Entry(layers[d], d, loop, tuples[d], any(routers.values()))
         for router in routers[d]:
             router.register_forward_hook(Pin(loop))
 
