@@ -214,7 +214,8 @@ def test_two_arms_and_a_partner_and_what_evaluate_says_of_them(call, tmp_path, c
 
 MADE = {        # what the arms of the next test are made of
     'c.py': 'from made import make\nfrom parts.helper import SHARE as _share\n'
-            'init = make(0.5)\ngrow = "lidas"\nn_layer = 4\n',
+            'from distant import X as _x\ninit = make(0.5)\ngrow = "lidas"\nn_layer = 4\n',
+    '../far/distant.py': 'X = 1\n',
     'made.py': 'def make(share):\n    def init(new, old):\n        new.mul_(1.0)\n'
                '    return init\n',
     'parts/__init__.py': '', 'parts/helper.py': 'SHARE = 1\n', 'plan.py': 'ALPHA = 1\n'}
@@ -222,18 +223,18 @@ MADE = {        # what the arms of the next test are made of
 
 def test_a_folder_is_named_by_all_that_decides_what_will_stand_in_it(data, tmp_path,
                                                                      monkeypatch):
-    "By settings and texts: the book's, a config's, and those of what a config brought in."
-    (tmp_path / 'parts').mkdir()
+    "By settings and texts: the book's, a config's, those of what it brought in, and the data's."
+    own = tmp_path / 'own'
     for name, text in MADE.items():
-        write(tmp_path / name, text)
+        (own / name).parent.mkdir(parents=True, exist_ok=True)
+        write(own / name, text)
+    monkeypatch.syspath_prepend(tmp_path / 'far')
     of_book = compare.nanodepth.file_of
     monkeypatch.setattr(compare.nanodepth, 'file_of', lambda name: (
-        tmp_path / 'plan.py' if name == 'training.plan' else of_book(name)))
+        own / 'plan.py' if name == 'training.plan' else of_book(name)))
 
     def folders(line='--lr=1e-3', shape='1-2-1'):
-        for name in ('made', 'parts', 'parts.helper'):      # as in another process
-            sys.modules.pop(name, None)
-        arms = Arms(dict(own=f'{tmp_path}/c.py {line}', cut=f'cut {{own}} {shape}',
+        arms = Arms(dict(own=f'{own}/c.py {line}', cut=f'cut {{own}} {shape}',
                          core='config/retrofit.py --init_from={cut}',
                          partner='other --flops=own', other='config/baseline.py --context=32'),
                     tmp_path, [f'--data={data}'])
@@ -249,10 +250,29 @@ def test_a_folder_is_named_by_all_that_decides_what_will_stand_in_it(data, tmp_p
         assert changed(first, folders(**words)) == its, words
     for name, old, new, its in (
             ('c.py', '0.5', '0.6', children), ('made.py', '1.0', '2.0', children),
-            ('parts/helper.py', '1', '2', children), ('plan.py', '1', '2', {*first})):
-        write(tmp_path / name, MADE[name].replace(old, new))
+            ('parts/helper.py', '1', '2', children), ('../far/distant.py', '1', '2', children),
+            ('plan.py', '1', '2', {*first}), (data / 'val.json', '"bytes"', ' "bytes"', {*first})):
+        write(own / name, (own / name).read_text().replace(old, new))
         before, first = first, folders()
         assert changed(before, first) == its, name
+
+
+def test_of_a_parent_for_each_seed_that_one_counts(tiny, data, tmp_path):
+    for seed in (0, 1):
+        save_run(tmp_path / f'p-{seed}', tiny(seed, vocab_size=257, context=96), data)
+    arms = Arms({'on': f'config/baseline.py --init_from={tmp_path}/p-{{seed}}'}, tmp_path,
+                [f'--data={data}'])
+    before = [arms.folder('on', seed) for seed in (0, 1)]
+    save_run(tmp_path / 'p-1', tiny(2, vocab_size=257, context=96), data)
+    now = [arms.folder('on', seed) for seed in (0, 1)]
+    assert [a == b for a, b in zip(before, now)] == [True, False]
+
+
+def test_a_way_that_is_named_twice_is_asked_once():
+    options = compare.Options(lines=[], window=('1-2',), K=(3,),
+                              ways=dict(a=['--window=1-2 --K=3,4', '--window=1-2 --K=4']))
+    assert [str(way) for way in compare.ways_of(options, 'a')] == [
+        'as it is', '--window=1-2 --K=3', '--window=1-2 --K=4']
 
 
 def test_what_was_stopped_goes_on(call, tmp_path, monkeypatch):
@@ -276,21 +296,31 @@ def test_what_was_stopped_goes_on(call, tmp_path, monkeypatch):
     assert len([*tmp_path.glob('c/cut-*-0')]) == 1
 
 
-@pytest.mark.parametrize('order', [1, -1])
-def test_a_config_that_is_edited_while_it_is_trained_starts_nothing_more(order, call, tmp_path,
-                                                                         capsys, monkeypatch):
-    "Nor does the model stay that is trained meanwhile: its folder would have the wrong name."
-    mine = write(tmp_path / 'mine.py', 'n_layer = 4\n')
-    train = compare.train
+@pytest.mark.parametrize('read_late', [False, True])
+def test_a_config_that_is_edited_while_it_is_trained(read_late, call, tmp_path, capsys,
+                                                     monkeypatch):
+    "The command ends, and the run stays: it is the old text's, unless it has read the new one."
+    mine, train = tmp_path / 'mine.py', compare.train
 
     def edit(words, folder):
+        if read_late:
+            write(mine, 'n_layer = 4\nlr = 1e-3\n')
         train(words, folder)
         write(mine, 'n_layer = 4\nlr = 1e-3\n')
-    monkeypatch.setattr(compare, 'train', edit)
-    with pytest.raises(SystemExit):
-        call(*[BASE, mine][::order], '--seeds=1')
-    assert 'was edited after this command had begun' in capsys.readouterr().err
-    assert not [*tmp_path.glob('c/mine-*/*')]
+
+    def compared(*lines):
+        write(mine, 'n_layer = 4\n')
+        call(*lines, '--seeds=1', '--partners=false')
+    for lines, left in (([BASE, mine], 0), ([mine, BASE], 1)):
+        with monkeypatch.context() as patch, pytest.raises(SystemExit):
+            patch.setattr(compare, 'train', edit)
+            compared(*lines)
+        assert 'was edited after this command had begun' in capsys.readouterr().err
+        assert len([*tmp_path.glob('c/mine-*/ckpt.pt')]) == left
+    call.runs.clear()
+    with pytest.raises(SystemExit) if read_late else contextlib.nullcontext():
+        compared(BASE, mine)
+    assert call.runs == [] and ('holds a run with lr=0.001' in capsys.readouterr().err) == read_late
 
 
 def test_a_diverged_arm_is_named_and_the_tables_stand(call, tmp_path, capsys):
@@ -342,6 +372,18 @@ def test_the_picture_counts_what_an_arm_began_with(call, tmp_path, monkeypatch):
     assert 'plain with the FLOPs of on, equal training FLOPs' in said
     assert costs == ['flops']           # of what it began from, tokens are not known
     assert kinds[0] == 'loss'
+
+
+def test_the_ends_of_whole_runs_are_one_point(monkeypatch, tmp_path):
+    "A core's r is drawn, so its partners have other steps in each seed."
+    drawn = []
+    monkeypatch.setattr(compare, 'show', lambda path, draw, groups, *_: drawn.append(groups))
+    monkeypatch.setattr(compare, 'log_of', lambda seed: [
+        dict(step=step, flops=1, val_loss=1.0) for step in (0, 10, 20 + seed)])
+    arms = Arms(dict(a=BASE), tmp_path)
+    rows = [dict(run=f'a-{seed}', training_flops=1, flops=1) for seed in (0, 1)]
+    compare.draw(SimpleNamespace(out=tmp_path), arms, {('a', seed): seed for seed in (0, 1)}, rows)
+    assert [[line['step'] for line in log] for log in drawn[0]['a']] == [[0, 10, 20]] * 2
 
 
 def test_sigterm_ends_the_run_in_hand_and_another_call_takes_what_is_free(call, data, tmp_path,
@@ -438,6 +480,9 @@ def test_costs_are_means_over_seeds_and_what_no_seed_shares_is_no_comparison(cap
     said = capsys.readouterr().out
     assert 'Comparisons made here: 1.' in said
     assert [row['FLOPs'] for row in table_of(said, 'loss')] == ['100%', '80%', '1%', '0%']
+    equal = group('e', (0, 1), 81.0, 81.0) + group('f', (0, 1), 79.0, 79.0)
+    print_differences(rows + equal, dict(b=['e', 'f', 'a']))     # with each that is as dear
+    assert 'Comparisons made here: 2.' in capsys.readouterr().out
     print_differences(rows, dict(a=['free']))          # new weights cost nothing
     said = capsys.readouterr().out
     assert {row['FLOPs'] for row in table_of(said, 'loss')} == {''} and '1 common seeds' in said

@@ -109,13 +109,13 @@ def test_runs_side_by_side_by_hand(tmp_path):
                                                            ('grown', '4', '0.7')]
 
 
-def test_what_training_costs_is_that_of_the_first_seed_and_a_partner_is_dashed():
+def test_what_training_costs_is_a_mean_over_seeds_and_a_partner_is_dashed():
     groups = {run: [[dict(step=step, flops=10 * step + seed, depth=1, val_loss=5.0 - step,
                           kinds=dict(x=dict(accuracy=0.5))) for step in range(1, 6 - seed)]
                     for seed in range(seeds)] for run, seeds in (('a', 2), ('less', 1))}
     fig = plot.draw_runs(groups, ['loss', 'x'], ['flops'], dict(a='a', less='a'))
     mean, partner = fig.axes[0].lines           # step 5 is not of both seeds
-    assert mean.get_xdata().tolist() == [10, 20, 30, 40] and mean.get_linestyle() == '-'
+    assert mean.get_xdata().tolist() == [10.5, 20.5, 30.5, 40.5] and mean.get_linestyle() == '-'
     assert partner.get_linestyle() == '--' and partner.get_color() == mean.get_color()
     assert fig.axes[1].lines[0].get_ydata().tolist() == [50.0] * 4
     groups['a'][0][2]['val_loss'] = float('nan')        # of a run that was stopped there

@@ -570,10 +570,11 @@ def test_what_ranks_the_ways_must_judge_them_too(tmp_path, tiny, data, capsys):
 def test_two_questions_have_two_files(tmp_path, tiny, monkeypatch):
     "And so have two runs of one name."
     monkeypatch.chdir(tmp_path)
-    for place, task in (('a', 'toy_copy'), ('a', 'toy_assign/1'), ('b', 'toy_copy')):
+    for place, task in (('a', 'toy_copy'), ('a', 'toy_assign/1'), ('b', 'toy_copy'),
+                        ('x/c', 'toy_copy'), ('y/c', 'toy_copy')):
         run = save_run(tmp_path / place / 'run', tiny(vocab_size=257, context=64))
         nanodepth('evaluate', [run, f'--tasks={task}', '--n=3', '--device=cpu'])
-    assert [len([*tmp_path.glob(f'out/evals/{place}-run*.csv')]) for place in 'ab'] == [2, 1]
+    assert [len([*tmp_path.glob(f'out/evals/{place}-run*.csv')]) for place in 'abc'] == [2, 1, 2]
 
 
 EXAMPLES = [Example(prompt, options, 0) for prompt, options in (

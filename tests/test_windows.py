@@ -608,6 +608,7 @@ LFM2 = dict(layer_types=['conv', 'full_attention'] * 3)
 IMPOSSIBLE = [
     (None, dict(window='1.7'), 'within 0 to 5'), (None, dict(cache='frist'), "mean 'first'"),
     (None, dict(pin='mixture'), 'no router'),
+    (None, dict(solver='rk(K=5)'), 'K is given beside it'),
     (None, dict(cache='exact', solver='euler', tol=0.1), 'halting tolerance'),
     (None, dict(solver='layer_anchored_frozen', mode='block'), "mode='block' is not one of layer"),
     (None, dict(k=3), 'it takes: K, beta, T'), (None, dict(K=2.5), 'not of its kind: .*2.5'),

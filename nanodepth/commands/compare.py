@@ -18,7 +18,6 @@ import math
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -44,8 +43,9 @@ from nanodepth.report.tables import write_csv
 from nanodepth.scoring.rows import Asked, Subject, files_of, measures_of, stamps
 from nanodepth.scoring.way import Way, Ways, read_ways
 from nanodepth.training.checkpoint import as_written, load
-from nanodepth.training.loader import make_toy_data
+from nanodepth.training.loader import folders_of, make_toy_data, parts_of
 from nanodepth.training.plan import FREE, Config, refuse_another_run, resolved
+from nanodepth.training.settings import find
 
 
 @dataclass(kw_only=True)
@@ -188,8 +188,11 @@ class Arms(dict):
         one's FLOPs the steps count, and not the other one, as soon as they are known."""
         files = {*map(nanodepth.file_of, nanodepth.BOOK)}
         config, words = self.config(name, 0, files)
+        own, _ = self.config(name, seed)
+        if not self[name].is_cut:
+            files |= data_files(own)
         files = stamps(files)
-        parent = config.run if self[name].is_cut else config.init_from
+        parent = own.run if self[name].is_cut else own.init_from
         if parent and not self[name].begins:
             files += files_of(parent)
         flops = self[name].flops
@@ -255,6 +258,13 @@ class Arms(dict):
         return [other for other in self if self[other].partner_of == name]
 
 
+def data_files(config):
+    "What says which data a run reads: made anew, they are others."
+    folders = folders_of(config.data) + folders_of(config.cooldown_data or [])
+    return {place / f'{name}.json' for folder in folders for place in
+            (find(folder), *parts_of(folder)) for name in ('train', 'val', 'mixture')}
+
+
 @functools.lru_cache(None)
 def hash_once(file, size, changed):
     "The hash of a file that has not changed meanwhile: a parent may have gigabytes."
@@ -291,7 +301,6 @@ def make(arms, name, seed, made, folder):
         tqdm.write(f'training {name}, seed {seed}, for {config.steps:,} steps', file=sys.stderr)
         train(words, folder)
         if arms.folder(name, seed) != folder:
-            shutil.rmtree(folder)       # nobody would know by its name what it is
             raise Refused(edited)
     return folder
 
@@ -340,7 +349,7 @@ def ways_of(options, name):
     ways = [Way(), *read_ways(options)]
     for line in options.ways.get(name, ()):
         ways += read_ways(read(Ways, shlex.split(line)))
-    return ways
+    return [*{str(way): way for way in ways}.values()]      # what is named twice is one way
 
 
 def bases(options, arms):
@@ -358,6 +367,7 @@ def draw(options, arms, folders, rows):
         log = [line | dict(flops=before[f'{name}-{seed}'] + line['flops'])
                for line in log_of(folder)]
         groups.setdefault(name, []).append(log)
+        log[-1]['step'] = groups[name][0][-1]['step']       # r is drawn, and so are some ends
     costs = ['flops'] if any(arms[name].begins for name in groups) else ['flops', 'tokens']
     kinds = ['loss', *[kind for kind in kinds_of(groups) if kind != 'text'][-1:]]
     show(options.out / 'compare.png', draw_runs, groups, kinds, costs,
@@ -376,6 +386,7 @@ def main(argv=None):
     signal.signal(signal.SIGTERM, signal.default_int_handler)       # as Ctrl-C
     jobs = [(name, seed) for seed in seeds for name in arms]
     folders = {job: arms.folder(*job) for job in jobs}      # by what the files say now
+    ways = {name: ways_of(options, name) for name in arms}
     rows, made, left, first = [], {}, [], None
     for name, seed in tqdm(jobs, 'runs', unit='run'):
         try:
@@ -391,7 +402,7 @@ def main(argv=None):
             if subject.data() != first.data():
                 left.append(f'{name}, seed {seed}, is measured on {subject.data()}, and '
                             f'{first.path} on {first.data()}: its loss is compared with none')
-            rows += subject.rows(ways_of(options, name), folder / 'notes.jsonl', group=name,
+            rows += subject.rows(ways[name], folder / 'notes.jsonl', group=name,
                                  run=f'{name}-{seed}', steps=subject.state['step'],
                                  flops=subject.state['flops'])
     if all(math.isnan(row['training_flops']) for row in rows):

@@ -125,7 +125,7 @@ def print_parts(model, parent, parts, dense):
     body = sum(p.numel() for p in parent.layers.parameters())
     dropped = sorted({*range(len(parent.layers))}.difference(*parts))
     rows = [*zip(('prelude', 'core', 'coda'), parts, params_of(model)),
-            ('dropped', dropped, body - kept)]
+            ('dropped', dropped, len(dropped) * body // len(parent.layers))]
     cost = ''
     if not dense:
         rows.append(('adapter', [], sum(p.numel() for p in model.adapter.parameters())))

@@ -19,6 +19,7 @@ from nanodepth.report.printed import print_differences, print_tables
 from nanodepth.report.tables import UNITS, groups_of, named_after, write_csv
 from nanodepth.retrofit import core_of
 from nanodepth.scoring.rows import Asked, Subject, group_of, notes_beside
+from nanodepth.scoring.scores import parse_tasks
 from nanodepth.scoring.way import Way, Ways, read_ways
 
 
@@ -76,6 +77,8 @@ def main(argv=None):
     ways = [Way(), *read_ways(options)]
     if options.x and len(getattr(options, options.x) or ()) < 2:
         raise Refused(f'--x={options.x} draws over several values: give --{options.x}=1,2,4')
+    if options.x == 'shots' and not parse_tasks(options.tasks)[0]:
+        raise Refused('--x=shots draws what is asked with examples: give --tasks=toy_assign/3')
     paths = named_models(options.models)
     groups = groups_of(paths)
     out = options.out or Path('out/evals') / f'{named_after(options, "x")}.csv'

@@ -3,10 +3,11 @@ Usage: options = read(Options, argv, ['run', 'shape'])
 """
 import contextlib
 import sys
+import sysconfig
 from pathlib import Path
 from typing import get_origin
 
-from nanodepth import BOOK, HERE, ROOT
+from nanodepth import BOOK, HERE
 from nanodepth.model import Refused
 from nanodepth.training import settings
 
@@ -48,8 +49,8 @@ def lent_names(file, files=None):
     """In here a file of yours may say `from loop import repeat_block`. In a wheel loop.py is
     nanodepth.loop, and `loop` may be somebody else's. So meanwhile the book's files have their bare
     names, and files beside yours are found by theirs. Afterwards all names are what they were, and
-    what was imported from its folder or from beside the book is forgotten: the next file reads it
-    anew. files: a set that gets the file, and those of what it imported of yours."""
+    what was imported of yours is forgotten: the next file reads it anew. files: a set that gets the
+    file, and those of what it imported of yours."""
     beside = {each.stem for each in file.parent.glob('*.py')}
     lent = {name: sys.modules.pop(name, None) for name in {*BOOK} | beside}
     sys.modules.update({name: sys.modules[f'nanodepth.{name}'] for name in BOOK})
@@ -59,7 +60,7 @@ def lent_names(file, files=None):
         yield
     finally:
         brought = {name: found for name in sys.modules.keys() - there
-                   if (found := own_file(sys.modules[name], file.parent))}
+                   if (found := own_file(sys.modules[name]))}
         if files is not None:
             files |= {file, *brought.values()}
         sys.path[:] = search
@@ -68,9 +69,9 @@ def lent_names(file, files=None):
         sys.modules.update({name: module for name, module in lent.items() if module})
 
 
-def own_file(module, folder):
-    "Its file, if a module stands beside a config or the book: not in the package, nor installed."
-    file = Path(getattr(module, '__file__', None) or HERE).resolve()
-    near = file.is_relative_to(folder) or file.is_relative_to(ROOT)
-    is_own = near and not file.is_relative_to(HERE) and 'site-packages' not in file.parts
-    return file if is_own else None
+def own_file(module):
+    "Its file, if a module is yours: not of the package, nor of Python, nor installed."
+    file = Path(getattr(module, '__file__', None) or HERE).absolute()
+    is_installed = ({'site-packages', 'dist-packages'} & {*file.parts}
+                    or file.is_relative_to(sysconfig.get_path('stdlib')))
+    return None if is_installed or file.resolve().is_relative_to(HERE) else file

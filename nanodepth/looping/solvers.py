@@ -227,6 +227,9 @@ def pick_solver(solver, K, **options):
     name = solver
     if isinstance(solver, str):
         name, more = read_solver(solver)
+        for option in more:
+            if option == 'K' or options.get(option) is not None:
+                raise Refused(f'solver={solver!r}: {option} is given beside it')
         options |= more
         check_choice('solver', name, list(SOLVERS))
         solver = SOLVERS[name]

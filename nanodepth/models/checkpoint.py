@@ -60,10 +60,15 @@ BROUGHT_BY = set()      # that file and those that it imports; a file of arms an
 
 @dataclass(kw_only=True)
 class Brought:
-    "An option of every command that opens checkpoints."
+    "What is true of every command that opens checkpoints."
     classes: Path | None = None     # a file with the Spans and solvers that are named
 
     def __post_init__(self):
+        least = dict(seed=0, shots=0, length=2)         # of numbers
+        for name, value in vars(self).items():
+            for each in value if isinstance(value, tuple) else (value,):
+                if type(each) is int and each < least.get(name, 1):
+                    raise Refused(f'--{name}={each} must be at least {least.get(name, 1)}')
         if self.classes:
             BROUGHT[:] = classes_in(self.classes)
 

@@ -143,6 +143,6 @@ def beside(rows, bases):
         tokens, flops = (is_same(mean_of(ours, column), mean_of(theirs, column))
                          for column in ('tokens', 'training_flops'))
         equal = ['equal tokens'] * tokens + ['equal training FLOPs'] * flops
-        if not pairs or flops and not pairs[0][2]:
-            pairs.append((', '.join([name, ' and '.join(equal)]).removesuffix(', '), others, flops))
-    return [pair[:2] for pair in pairs]
+        if not pairs or flops:
+            pairs.append((', '.join([name, ' and '.join(equal)]).removesuffix(', '), others))
+    return pairs

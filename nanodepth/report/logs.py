@@ -53,7 +53,7 @@ def measured(group):
             kinds = {kind: result.get('loss' if kind == 'text' else 'accuracy', math.nan)
                      for kind, result in line.get('kinds', {}).items()}
             rows.append(dict(seed=line.get('seed', 0), step=step, tokens=line.get('tokens', 0),
-                             flops=seen[0][step]['flops'], layers=line.get('n_layer', 0),
+                             flops=line['flops'], layers=line.get('n_layer', 0),
                              minutes=line.get('seconds', 0) / 60,
                              loss=line['val_loss'], **kinds))
     return rows

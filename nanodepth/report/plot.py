@@ -43,11 +43,12 @@ def figure(rows, columns, size, maps=False, **shared):
     return fig, axes
 
 
-def curve(ax, rows, x, y, colour, label, factor=1, **style):
-    "The mean of the rows at each x (of its seeds), and a shade from the lowest to the highest."
+def curve(ax, rows, x, y, colour, label, factor=1, by=None, **style):
+    """The mean of the rows at each x (of its seeds), and a shade from the lowest to the highest.
+    by: the column in which the rows of a point are equal, if x is not."""
     rows = [row for row in rows if y in row]
-    xs = sorted({row[x] for row in rows})
-    points = [where(rows, **{x: at}) for at in xs]
+    points = [where(rows, **{by or x: at}) for at in sorted({row[by or x] for row in rows})]
+    xs = [mean([row[x] for row in seeds]) for seeds in points]
     values = [[factor * row[y] for row in seeds] for seeds in points]
     ax.plot(xs, list(map(mean, values)), color=colour, label=label,
             **dict(marker='o', ms=3) | style)
@@ -83,7 +84,8 @@ def draw_runs(groups, kinds, costs=('step', 'flops'), like=None):
                      label=f'{name} ({len(logs)} seeds)' if len(logs) > 1 else name)
         for line, kind in zip(axes, kinds):
             for ax, cost in zip(line, costs):
-                curve(ax, measured(logs), cost, kind, factor=1 if kind == 'loss' else 100, **style)
+                curve(ax, measured(logs), cost, kind, factor=1 if kind == 'loss' else 100,
+                      by='step', **style)
                 for grown in growths(logs[0]):
                     ax.axvline(grown[cost], color=style['colour'], ls=':', lw=1.3, zorder=0)
     for (first, *_), kind in zip(axes, kinds):

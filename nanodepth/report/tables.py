@@ -212,7 +212,8 @@ def named_after(options, *without):
     asked = '_'.join(parts)
     name = re.sub(r'[^\w.,=+-]+', '-', asked)
     digits = hashlib.sha256(repr([options.models, asked]).encode()).hexdigest()[:6]
-    return name if len(name) <= 80 and len(models) == 1 else f'{name[:80]}_{digits}'
+    is_whole = len(name) <= 80 and len(models) == 1 and len(first.parts) <= 2
+    return name if is_whole else f'{name[:80]}_{digits}'
 
 
 def write_csv(rows, picture):

@@ -20,6 +20,7 @@ import nanodepth
 from nanodepth import BOOK
 from nanodepth.common.errors import Refused, check_choice, say
 from nanodepth.common.files import checkpoint_file
+from nanodepth.common.options import own_file
 from nanodepth.common.whose import is_ours, local_folder, on_hub
 from nanodepth.looping.layers import layers_of
 from nanodepth.looping.orders import order_of
@@ -111,8 +112,6 @@ def measures_of(asked):
     "{its name: the function} of what is asked, which must be there."
     for name in asked.measures:
         check_choice('--measures', name, MEASURES)
-    if min(asked.shots or (0,)) < 0 or (asked.max_length or 1) < 1:
-        raise Refused('--shots begins at 0, and --max_length at 1')
     _, theirs = parse_tasks(asked.tasks)
     if theirs and len(asked.shots or ()) > 1:
         raise Refused(f"--shots={','.join(map(str, asked.shots))}: lm-eval's tasks take one")
@@ -257,8 +256,9 @@ class Subject:
         rows = (self.val.description(), self.val.batch_size, self.val.context) if self.val else None
         asked = [getattr(self.asked, each.name) for each in fields(self.asks)
                  if each.name != 'metric']
+        yours = filter(None, map(own_file, [*sys.modules.values()]))
         code = [*Path(nanodepth.__file__).parent.rglob('*.py'), *map(nanodepth.file_of, BOOK),
-                *own_modules(), *EVALS.rglob('*.*'), *BROUGHT_BY]
+                *yours, *EVALS.rglob('*.*'), *BROUGHT_BY]
         said = [str(checkpoint_file(self.path).resolve()), self.files, rows, asked, stamps(code),
                 str(next(self.model.parameters()).dtype)]
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:24]
@@ -316,14 +316,6 @@ def files_of(path):
     beside = [each.parent for each in (file, tokenizer_file(path)) if each]
     return stamps([file, *(each for folder in beside for ending in ('safetensors', 'json', 'jinja')
                            for each in folder.glob(f'*.{ending}'))])
-
-
-def own_modules():
-    "The files of loaded modules that nobody has installed: of no Python and of no environment."
-    files = {Path(module.__file__) for module in list(sys.modules.values())
-             if getattr(module, '__file__', None)}
-    return [file for file in files if not any(file.is_relative_to(installed) for installed in
-                                              (sys.prefix, sys.base_prefix, sys.exec_prefix))]
 
 
 def stamps(files):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 
 from nanodepth.common.errors import Refused
 from nanodepth.loop import fit_loop, parse_loop
+from nanodepth.looping.caches import Window
 from nanodepth.looping.layers import layers_of
 from nanodepth.looping.orders import in_order, layers_run, order_of, with_window
 from nanodepth.models.checkpoint import Brought
@@ -80,6 +81,8 @@ class Way:
         self.loop = parse_loop(loop) if self.text else loop
         self.r = r
         self.dials = dials
+        if dials:               # what cannot be is refused before a model is opened
+            Window([], **{name: value for name, value in dials.items() if name != 'window'})
 
     def order(self, model):
         "What a model runs in this way."
