@@ -232,8 +232,9 @@ if __name__ == '__main__':
             model, saved = load(folder)
             data, context = saved['config']['data'], saved['config']['context']
             val = Loader(data, 20, context, 'val')              # as many rows as in the papers
+            require(saved['data'].get('val') in (None, val.description()),
+                    f'{data} is not what {folder} was trained on')
+            score, w = depth_score(model.eval(), val.batch(0)[0])
         except Refused as error:
             sys.exit(f'probe: {error}')
-        tokens, *_ = val.batch(0)
-        score, w = depth_score(model.eval(), tokens)
         print(f'{folder}: depth score {score:.2f}; by layer', *(f'{each:.4f}' for each in w))

@@ -110,6 +110,15 @@ def test_a_mistake_is_a_line_of_a_script_too(words, line, tiny, tmp_path, monkey
     assert [path.name for path in tmp_path.iterdir()] == ['run']
 
 
+def test_probe_looks_at_no_other_data_than_a_models_own(tiny, data, tmp_path, monkeypatch):
+    run = save_run(tmp_path / 'run', tiny(vocab_size=257), data)
+    state = torch.load(tmp_path / 'run/ckpt.pt')
+    torch.save(state | dict(data=dict(val=['as it was'])), tmp_path / 'run/ckpt.pt')
+    monkeypatch.setattr(sys, 'argv', ['probe.py', run])
+    with pytest.raises(SystemExit, match='is not what .* was trained on'):
+        runpy.run_path(str(ROOT / 'probe.py'), run_name='__main__')
+
+
 @pytest.mark.parametrize('text, message', [
     ('--optimizer=adam', "optimizer=adam must be Union[Literal['muon', 'adamw'],"),
     ('--stepz=3', 'stepz is no setting; did you mean steps?'),

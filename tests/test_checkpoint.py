@@ -8,6 +8,7 @@ import runpy
 import sys
 
 import pytest
+import numpy as np
 import torch
 from conftest import ROOT, Times, logits, refused, same, save_run, state_of
 
@@ -100,6 +101,17 @@ def test_what_no_checkpoint_can_say_is_told_before_a_run(tiny):
             refuse_unreadable([0, step, 2], [])
     with pytest.raises(Refused, match='a solver is kept by its name: write a def'):
         Window([1], lambda g, x, K: g(x))
+
+
+def test_a_state_that_nobody_could_read_takes_no_checkpoints_place(tiny, tmp_path):
+    "An optimizer makes its states at its first step, and so after the look at it before a run."
+    model = tiny()
+    optimizer = torch.optim.SGD(model.parameters())
+    save(tmp_path, model, [optimizer])
+    optimizer.state[model.norm.weight]['n'] = np.float64(1)
+    with pytest.raises(Refused, match='no checkpoint of this run could be read'):
+        save(tmp_path, model, [optimizer])
+    assert load(tmp_path)[1]['optimizers'][0]['state'] == {}
 
 
 @pytest.mark.parametrize('name', [name for name in ORDERS if 'adapter' not in name])

@@ -138,6 +138,12 @@ def test_a_batch_at_once_is_the_batch_row_by_row(tmp_path, monkeypatch, folders,
             assert all(torch.equal(one, other) for one, other in zip(batch, slow, strict=True))
 
 
+def test_data_that_are_made_anew_are_read_anew(tmp_path):
+    for token in (5, 7):
+        write_dataset(tmp_path, 'train', 'bytes', np.full(99, token))
+        assert {*Loader(tmp_path, 1, 8).batch(0)[0].flatten().tolist()} == {token}
+
+
 def windows(loader, numbers, d=0):
     "(tokens, targets, kinds) of these windows of one of its datasets."
     return loader.datasets[d].read(np.array(numbers), loader.kinds)
@@ -286,10 +292,11 @@ def test_the_toy_is_what_it_was(monkeypatch):
     assert digest(toy['documents']('train', 75, 5, set())) == 'd15063cef85fd48c'
 
 
-def test_the_splits_share_nothing(tmp_path, monkeypatch):
+def test_the_splits_share_nothing(tmp_path, monkeypatch, capsys):
     texts = [bytes([97 + i]) * 9000 for i in range(20)]
     monkeypatch.setitem(toy['main'].__globals__, 'library', lambda: iter(texts))
     toy['main'](['--documents=800', f'--out={tmp_path}'])
+    assert capsys.readouterr().out.count('the library has no more') == 1
     sets = {}
     for split in ('train', 'val'):
         raw = np.fromfile(tmp_path / f'{split}_000.bin', 'uint16')
@@ -343,13 +350,14 @@ def test_a_folder_of_documents_of_every_kind(tmp_path):
     assert Loader(tmp_path / 'd', 1, 8).kinds == ['text']
 
 
-def test_a_mixture_by_an_option(tmp_path):
+def test_a_mixture_by_an_option(tmp_path, monkeypatch):
     (tmp_path / 'a.txt').write_text('one text, and more of it.\n\n' * 900)
     command = [str(tmp_path / 'a.txt'), f'--out={tmp_path / "both/text"}']
     with pytest.raises(Refused, match='there is no dataset at'):
         text_script['main']([*command, '--mix=puzzles:0.1'])
     toy['main'](['--documents=50', '--text=0', f'--out={tmp_path / "both/puzzles"}'])
-    text_script['main']([*command, '--mix=puzzles:0.1'])
+    monkeypatch.chdir(tmp_path / 'both')
+    text_script['main']([command[0], '--out=text', '--mix=puzzles:0.1'])
     loader = Loader(tmp_path / 'both', 4, 64)
     assert [each.folder.name for each in loader.datasets] == ['text', 'puzzles']
     assert loader.quota.tolist() == [900, 100]

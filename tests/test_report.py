@@ -62,6 +62,7 @@ def test_a_picture_has_a_row_for_each_run_and_a_curve_for_each_kind_where_it_was
     assert curves == [[[0, 10, 20], [0, 10, 20], [10, 20], [0, 0]], [[0, 10], [10, 20], [0, 0]],
                       [[8], [0], [0, 0], [8, 8]], [[0, 0], [8, 8]]]     # a place has two ends
     assert [axes.get_title() for axes in drawn[0].axes] == ['one', '', 'two', '']
+    assert not left.title.get_parse_math()          # a run may be called $x$
     assert [text.get_text() for text in right.texts] == ['gone ', 'late ', ' 4 layers']
 
 

@@ -31,6 +31,21 @@ def shaken(new, old):
         p.mul_(1 + 0.01 * torch.randn_like(p))
 
 
+class Halves(torch.optim.SGD):
+    "Its momentum is in bfloat16."
+    @torch.no_grad()
+    def step(self):
+        for p in (p for group in self.param_groups for p in group['params'] if p.grad is not None):
+            kept = self.state[p].setdefault('kept', torch.zeros_like(p, dtype=torch.bfloat16))
+            p -= self.param_groups[0]['lr'] * kept.mul_(0.9).add_(p.grad)
+
+
+def halves(model, c):
+    "The first layer does not learn, but its copies do."
+    model.layers[0].requires_grad_(False)
+    return [Halves([p for p in model.parameters() if p.requires_grad], c.lr)]
+
+
 # 1, 2, 3, 4 layers from steps 0, 1, 4, 8
 GROW = dict(grow='lidas', grow_block=1, n_layer=4, steps=18, decay_steps=3)
 KINDS = dict(       # the settings of a run, and after which steps it is stopped
@@ -38,6 +53,7 @@ KINDS = dict(       # the settings of a run, and after which steps it is stopped
     grown=(GROW | dict(init=shaken, keep_stages=True, cooldown_loop='1-2x2-1'),
            [1, 4, 5, 15, 17]),
     groups_of_layers=(GROW | dict(optimizer=by_layer), [2, 9]),
+    in_halves=(GROW | dict(optimizer=halves), [2, 9]),
     looped=(dict(n_layer=3, loop='1-1x2-1', cooldown_loop='1-1x3-1', cooldown_data='{data}'),
             [7, 8, 9]),
     core=(dict(curriculum=0.5, grad_accum=2, init_from='{cut}'), [5]),

@@ -250,7 +250,7 @@ def test_the_toy_is_made_where_it_is_read_and_is_not_there(config, tmp_path, mon
     for data, cooldown_data in (('other', None), (['toy', 'data/toy'], None),
                                 ('other', ['data/toy'])):
         loader_file.make_toy_data(config(data=data, cooldown_data=cooldown_data))
-    assert made == [tmp_path / 'data/toy/prepare.py'] * 2
+    assert made == [ROOT / 'data/toy/prepare.py'] * 2        # and no script of the current folder
 
 
 @pytest.fixture

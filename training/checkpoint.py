@@ -14,11 +14,16 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from model import LM, ModelConfig, Refused, Span, require, spans_in
 from retrofit import Core, core_of, new_adapter
 from training.machine import RANK, SIZE
 from wrapper import Window
+
+
+UNREADABLE = ('no checkpoint of this run could be read again: an optimizer or a Span of yours '
+              'keeps functions, or numbers of numpy')
 
 
 def save(folder, model, optimizers, names=('ckpt.pt',), **more):
@@ -32,6 +37,7 @@ def save(folder, model, optimizers, names=('ckpt.pt',), **more):
                      optimizers=[optimizer.state_dict() for optimizer in optimizers])
         with whole(first) as new:
             torch.save(state, new)
+            require(not get_unsafe_globals_in_checkpoint(new), UNREADABLE)
         for path in others:
             with whole(path) as new:
                 try:
@@ -51,8 +57,7 @@ def refuse_unreadable(order, optimizers):
         classes = [type(span) for span in spans_in(order)]
         again = read_order(torch.load(file, weights_only=True)[0], classes)
     except (pickle.PickleError, AttributeError) as error:
-        raise Refused('no checkpoint of this run could be read again: an optimizer or a Span of '
-                      'yours keeps functions, or numbers of numpy') from error
+        raise Refused(UNREADABLE) from error
     require([type(span) for span in spans_in(again)] == classes,
             'a Span of yours has the name of one of ours')
 

@@ -43,7 +43,8 @@ def make_toy_data(c):
     "The toy's data takes seconds to make. Other data is the user's own decision."
     is_used = 'data/toy' in folders_of(c.data) + folders_of(c.cooldown_data or [])
     if is_used and not (find('data/toy') / 'train.json').exists():
-        subprocess.run([sys.executable, find('data/toy/prepare.py')], check=True)
+        script = Path(__file__).resolve().parents[1] / 'data/toy/prepare.py'    # and no other one
+        subprocess.run([sys.executable, script], check=True)
 
 
 def open_data(c):
@@ -128,6 +129,7 @@ class Loader:
 
     def __init__(self, data, batch_size, context, split='train', seed=0, starts=()):
         self.batch_size, self.context, self.seed, self.starts = batch_size, context, seed, starts
+        open_file.cache_clear()         # files that were open may be others by now
         self.datasets, shares = [], []
         for folder in folders_of(data):
             parts = parts_of(folder)

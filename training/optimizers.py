@@ -53,6 +53,7 @@ def made_anew(optimizers, model, c):
     """Optimizers of a model that has grown, with the states that `untie` gave its parameters. Their
     groups are made anew, because a config may group layers by their depth."""
     states = {p: state for optimizer in optimizers for p, state in optimizer.state.items()}
+    model.requires_grad_(True)      # what is frozen, the config's function says anew
     optimizers = make_optimizers(model, c)
     for optimizer in optimizers:
         optimizer.state.update({p: states[p] for p in parameters_of([optimizer]) if p in states})
@@ -65,6 +66,11 @@ def load_states(optimizers, saved):
         for old, group in zip(state['param_groups'], optimizer.param_groups, strict=True):
             old['peak'] = group['peak']
         optimizer.load_state_dict(state)
+        for i, p in enumerate(parameters_of([optimizer])):      # torch gave them p's type
+            for name, value in state['state'].get(i, {}).items():
+                now = optimizer.state[p][name]
+                if torch.is_tensor(value) and now.dtype != value.dtype:
+                    optimizer.state[p][name] = value.to(now.device)
 
 
 class Muon(torch.optim.Optimizer):

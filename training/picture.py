@@ -10,7 +10,8 @@ def draw(logs, path):
     figure = Figure((12, 4.5 * len(logs)), layout='constrained')
     for name, (left, right) in zip(logs, figure.subplots(len(logs), 2, squeeze=False)):
         draw_run(logs[name], left, right)
-        left.set(title=name, xlabel='steps', ylabel='loss (nats per token)')
+        left.set_title(name, parse_math=False)
+        left.set(xlabel='steps', ylabel='loss (nats per token)')
         right.set(xlabel='steps', ylabel='% of the answers that are right', ylim=(-3, 103))
     with whole(path) as new:
         figure.savefig(new, format='png', dpi=130)

@@ -62,7 +62,7 @@ def main(argv=None):
     with claim(args.out):
         make(args.out, parts, how, min(len(parts), args.workers), how.most or math.inf)
     if shares:
-        with claim(args.out.parent):
+        with claim(args.out.resolve().parent):
             write_json(args.out.parent / 'mixture.json', shares)
         print(f'{args.out.parent} is their mixture: ' + ', '.join(
             f'{share:.1%} {name}' for name, share in shares.items()))

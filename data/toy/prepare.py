@@ -220,6 +220,9 @@ def main(argv):
                           text=f'{len(text):,} bytes of {len(share)} files of the library'))
         print(f'{c.out}/{split}: {n:,} documents of primitives, {len(tokens):,} tokens; text from '
               f'{len(share)} files, {len(text):,} tokens')
+        if len(text) < size:
+            print('(the library has no more, so the share of text is '
+                  f'{len(text) / (len(tokens) + len(text)):.1%})')
 
 
 if __name__ == '__main__':
