@@ -7,8 +7,8 @@ import pickle
 import runpy
 import sys
 
-import pytest
 import numpy as np
+import pytest
 import torch
 from conftest import ROOT, Times, logits, refused, same, save_run, state_of
 
