@@ -155,6 +155,7 @@ def refuse_another_stream(model, layers, want):
     last = dict(logits_to_keep=1) if 'logits_to_keep' in takes else {}
     with without_dropout(model):
         got = stream_of(calls_of(model, layers, **last)[-1][1])
+    got, want = got.nan_to_num(), want.nan_to_num()         # float16 may overflow, in both
     least = max(1e-4, 4 * torch.finfo(want.dtype).eps) * want.abs().max()
     if got.shape != want.shape or not (got - want).abs().max() <= least:
         raise Refused(by_place(model))
