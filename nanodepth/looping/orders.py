@@ -69,7 +69,8 @@ def looped(model, window=None, solver='rk', K=3, cache=None, **options):
 
 @contextlib.contextmanager
 def in_order(model, order):
-    "Inside a `with` the model runs an order: numbers, and Spans; of those others know Windows."
+    """Inside a `with` the model runs an order: numbers, and Spans; of those others know Windows.
+    Another family's model is first held to its layers, run by hand in this order."""
     if is_ours(model):
         for span in spans_in(order):
             if getattr(span, 'pin', None):
@@ -86,8 +87,7 @@ def in_order(model, order):
         check_host(model, layers, window.items, window.keeps)
     config, is_other = model.config.get_text_config(), numbers != [*range(len(layers))]
     before, hooks, lists = dict(layers._modules), [], {}
-    # asked for the streams between layers, transformers hooks each layer for good: the copies have
-    # that
+    # asked for streams, transformers hooks each layer for good: the copies have that
     how = {} if windows else dict(output_hidden_states=True)
     with without_dropout(model):
         calls = calls_of(model, layers, **how)
