@@ -5,6 +5,7 @@ run in another folder; what is whole is not trained again; a row says what evalu
 run is named and in no mean; intervals and words by hand; a mistake is a line before all.
 """
 import contextlib
+import importlib
 import io
 import os
 import re
@@ -114,7 +115,7 @@ def test_a_partner_has_the_flops_and_a_cool_down_in_proportion(tmp_path):
         assert total(arms, name) == pytest.approx(total(arms, other), rel=0.003)
     assert arms.partners_of('plain') == [partner, 'plain with the FLOPs of half']
     kept = Arms(dict(plain='config/baseline.py', grown='config/lidas.py',
-                     kept='plain --flops=grown --decay_steps=120'), tmp_path, partners=True)
+                     kept='plain --flops grown --decay_steps 120'), tmp_path, partners=True)
     assert schedule(kept, 'kept') == (482, 50, 120) and kept.partners_of('plain') == ['kept']
     short = Arms(dict(a='config/baseline.py', b='a --n_layer=1 --loop=1 --steps=70'), tmp_path,
                  partners=True)         # its warm-up of 50 would not fit into so few steps
@@ -229,6 +230,7 @@ def test_a_folder_is_named_by_all_that_decides_what_will_stand_in_it(data, tmp_p
         (own / name).parent.mkdir(parents=True, exist_ok=True)
         write(own / name, text)
     monkeypatch.syspath_prepend(tmp_path / 'far')
+    importlib.import_module('distant')          # by a script of yours, before compare reads it
     of_book = compare.nanodepth.file_of
     monkeypatch.setattr(compare.nanodepth, 'file_of', lambda name: (
         own / 'plan.py' if name == 'training.plan' else of_book(name)))
@@ -255,17 +257,32 @@ def test_a_folder_is_named_by_all_that_decides_what_will_stand_in_it(data, tmp_p
         write(own / name, (own / name).read_text().replace(old, new))
         before, first = first, folders()
         assert changed(before, first) == its, name
+    del sys.modules['distant']
 
 
 def test_of_a_parent_for_each_seed_that_one_counts(tiny, data, tmp_path):
     for seed in (0, 1):
         save_run(tmp_path / f'p-{seed}', tiny(seed, vocab_size=257, context=96), data)
-    arms = Arms({'on': f'config/baseline.py --init_from={tmp_path}/p-{{seed}}'}, tmp_path,
-                [f'--data={data}'])
-    before = [arms.folder('on', seed) for seed in (0, 1)]
-    save_run(tmp_path / 'p-1', tiny(2, vocab_size=257, context=96), data)
-    now = [arms.folder('on', seed) for seed in (0, 1)]
-    assert [a == b for a, b in zip(before, now)] == [True, False]
+    arms = Arms(dict(first=f'config/baseline.py --init_from={tmp_path}/p-0',
+                     on=f'config/baseline.py --init_from={tmp_path}/p-{{seed}}',
+                     cut='cut {on} 1-2-1 --seed={seed}', same='cut {new} 1-2-1 --seed={seed}',
+                     core='config/retrofit.py --init_from={cut}', new='config/baseline.py'),
+                tmp_path, [f'--data={data}'], partners=True)
+
+    def folders():
+        "Of each arm, as far as they are the same for all seeds: the name without its seed."
+        return {(name, seed): arms.folder(name, seed).name[:-2] for seed in (0, 1) for name in arms}
+    before, partner = folders(), 'first with the FLOPs of core'
+    assert before['same', 0] == before['same', 1]
+    for path, changed in (('p-1', {(name, 1) for name in ('on', 'cut', 'core', partner)}),
+                          ('p-0', {(name, seed) for seed in (0, 1) for name in (
+                              'first', partner)} | {(name, 0) for name in ('on', 'cut', 'core')})):
+        save_run(tmp_path / path, tiny(2, vocab_size=257, context=96), data)
+        now = folders()
+        of_others = [name for name in arms if name.startswith('first with') and name != partner]
+        assert {each for each in now if now[each] != before[each]
+                and each[0] not in of_others} == changed, path
+        before = now
 
 
 def test_a_way_that_is_named_twice_is_asked_once():

@@ -402,6 +402,10 @@ def test_shots_are_scores_of_their_own(run, tmp_path, monkeypatch):
     assert [point['x'] for point in drawn] == [0, 2]
     assert [point['toy_assign/1 log_prob (nats)'] for point in drawn] == [
         row['mean'] for row in rows if 'log_prob' in row['measure']]
+    drawn.clear()           # a solver that takes an even K alone
+    written('evaluate', tmp_path / 'k.png', run[0], '--n=4', '--tasks=toy_copy', '--measures=',
+            '--window=1-2', '--solver=aitken', '--K=2,4', '--x=K')
+    assert [point['x'] for point in drawn] == [None, 2, 4]
 
 
 def test_the_measure_that_extend_writes_is_a_row_for_each_depth(tiny, data, tmp_path, monkeypatch):

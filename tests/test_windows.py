@@ -23,7 +23,7 @@ from nanodepth.loop import running
 from nanodepth.common.whose import is_ours
 from nanodepth.looping import caches
 from nanodepth.looping.layers import layers_of, pick_window
-from nanodepth.looping.orders import in_order, looped
+from nanodepth.looping.orders import in_order, looped, order_of
 from nanodepth.model import Span, seen, spans_in, unrolled
 from nanodepth.probe import depth_score
 from nanodepth.retrofit import Core, core_of, new_adapter, surgery
@@ -558,6 +558,20 @@ def test_an_older_instance_forward_is_kept():
         assert torch.equal(model(t).logits, want)
 
 
+def test_what_is_done_to_a_model_inside():
+    "Its mode stays, a hook is on one place and goes with it, and a compiled model is its own."
+    model, seen = family('gpt2', vocab_size=6), []
+    model.train()
+    with in_order(torch.compile(model), [0, 1, 2, 1, 3]) as compiled:
+        assert order_of(compiled) == [0, 1, 2, 1, 3]
+        layers_of(model)[3].register_forward_pre_hook(lambda *_: seen.append(1))
+        model(tokens() % 6)
+        model.eval()
+    model(tokens() % 6)
+    assert seen == [1] and order_of(compiled) == [*range(6)]
+    assert not any(module.training for module in model.modules())
+
+
 def test_hybrid_models_can_be_looped_where_they_attend():
     kinds = ['conv', 'full_attention', 'full_attention', 'full_attention', 'conv', 'conv']
     model = family('lfm2', layer_types=kinds, block_auto_adjust_ff_dim=False)
@@ -600,6 +614,14 @@ def an_encoder_and_a_decoder():
         vocab_size=50, d_model=16, d_ff=16, num_layers=4, num_heads=2))
 
 
+def accelerated():
+    "accelerate's forward of a layer runs the layer itself, and not the copy with its hooks."
+    model = family('qwen2_moe')
+    hooks = pytest.importorskip('accelerate.hooks')
+    hooks.add_hook_to_module(layers_of(model)[3], hooks.AlignDevicesHook('cpu'))
+    return model
+
+
 JAMBA = dict(num_experts=2, mamba_d_state=8, attn_layer_period=2, attn_layer_offset=1)
 # it shortens the stream at the place that its config counted
 GEMMA4 = dict(global_head_dim=8, num_kv_shared_layers=0, hidden_size_per_layer_input=0)
@@ -621,6 +643,7 @@ IMPOSSIBLE = [
     (lambda: family('mpt'), dict(cache='none'), 'other keys than those .* its position_bias'),
     (its_own_way, {}, 'in a way of its own'),
     (its_own_way, [0, 1, 2, 2, 3, 4, 5], 'in a way of its own'),
+    (accelerated, dict(pin='mixture'), 'routers that cannot be pinned'),
     (lambda: family('llama'), [0, Core([1, 2])], 'is for models of ours'),
     (lambda: hooked(family('gemma4_unified_text', **GEMMA4)), [0, 1, 2, 1, 2, 3, 4, 5],
      'depends on its place'),

@@ -108,9 +108,14 @@ class Arm:
     partner_of: str | None      # the arm of which it is a longer or shorter run
 
 
+def split(line):
+    "The words of a line; a setting that is looked at here is one word."
+    return shlex.split(re.sub(r'--(flops|seed|decay_steps|warmup_steps)\s+', r'--\1=', line))
+
+
 def words_of(name, lines, within=()):
     "The words of an arm's line, in which another arm's name at the beginning is that one's words."
-    first, *others = shlex.split(lines[name]) or ['']
+    first, *others = split(lines[name]) or ['']
     if first in lines and first not in ('cut', *within):
         return [*words_of(first, lines, (*within, name)), *others]
     if first != 'cut' and not first.startswith('--') and not first.endswith('.py'):
@@ -127,7 +132,7 @@ def read_arm(name, lines):
     begins = {*re.findall(r'\{([^{}]+)\}', ' '.join(words))} - {'seed'}
     for other in begins | {*flops}:
         check_choice(f'{name}: the arm', other, lines)
-    first, *own = shlex.split(lines[name])      # with its schedule alone changed, it is a partner
+    first, *own = split(lines[name])    # with its schedule alone changed, it is a partner
     is_partner = flops and first in lines and all(
         word.partition('=')[0] in ('--flops', '--decay_steps', '--warmup_steps') for word in own)
     return Arm(words, is_cut, flops[-1] if flops else None, begins, first if is_partner else None)
@@ -165,11 +170,12 @@ class Arms(dict):
     def trained(self):
         return [name for name, arm in self.items() if not arm.is_cut]
 
-    def config(self, name, seed=0, files=None):
+    def config(self, name, seed=0, files=None, number=None):
         """(the settings as an arm's line has them, the words for them with the folders of this
-        seed). files: as in `read`."""
+        seed). files: as in `read`. number: what {seed} is, if not the seed."""
+        number = seed if number is None else number
         words = [re.sub(r'\{([^{}]+)\}', lambda match: str(
-            seed if match[1] == 'seed' else self.folder(match[1], seed)), word)
+            number if match[1] == 'seed' else self.folder(match[1], seed)), word)
             for word in self[name].words]
         if self[name].is_cut:
             return read(cut.Options, words, ['run', 'shape']), words
@@ -187,13 +193,14 @@ class Arms(dict):
         line is such a folder, and of any other parent the files are read. Of an arm with another
         one's FLOPs the steps count, and not the other one, as soon as they are known."""
         files = {*map(nanodepth.file_of, nanodepth.BOOK)}
-        config, words = self.config(name, 0, files)
+        config, words = self.config(name, seed, files, number=0)    # all seeds have equal letters
         own, _ = self.config(name, seed)
+        made = [self.folder(other, seed) for other in self[name].begins]
         if not self[name].is_cut:
             files |= data_files(own)
         files = stamps(files)
-        parent = own.run if self[name].is_cut else own.init_from
-        if parent and not self[name].begins:
+        parent = (own.run if self[name].is_cut else own.init_from) or ''
+        if parent and not any(parent.startswith(str(folder)) for folder in made):
             files += files_of(parent)
         flops = self[name].flops
         if flops and not self.waits(name):
@@ -201,9 +208,13 @@ class Arms(dict):
         settings = {} if self[name].is_cut else {
             key: value for key, value in as_written(config).items()
             if key not in FREE - {'data'} | {'seed'}}
-        said = [settings or words, flops and self.folder(flops, 0).name,
-                sorted(hash_once(*stamp) for stamp in files)]
-        letters = hashlib.sha256(json.dumps(said, default=str).encode()).hexdigest()[:8]
+        made += [self.folder(flops, seed)] if flops else []
+        said = json.dumps([settings or words, flops and made[-1],
+                           sorted(hash_once(*stamp) for stamp in files)], default=str,
+                          ensure_ascii=False)
+        for folder in made:
+            said = said.replace(str(folder), folder.name.rpartition('-')[0])
+        letters = hashlib.sha256(said.encode()).hexdigest()[:8]
         short = re.sub(r'[^\w.=+-]+', '_', name)[:30]
         return self.out / f'{short}-{letters}-{seed}'
 
@@ -227,7 +238,7 @@ class Arms(dict):
         fits, and a cool-down in proportion, unless the line has one in steps. In a model that grows
         the cost is not quite in proportion to the steps, so it is tried again."""
         warmup, decay = config.warmup_steps, config.decay_steps
-        keeps = re.search(r'--decay_steps[= ]\d+( |$)', ' '.join(self[name].words))
+        keeps = re.search(r'--decay_steps=\d+( |$)', ' '.join(self[name].words))
         now = config
         for _ in range(20):
             before = now
@@ -379,7 +390,7 @@ def main(argv=None):
     seeds = seeds_of(options.seeds)
     device = [] if options.device == 'auto' else [f'--device={options.device}']
     measures_of(options)
-    arms = Arms(options.arms, options.out, [*shlex.split(options.more), *device], options.partners,
+    arms = Arms(options.arms, options.out, [*split(options.more), *device], options.partners,
                 options.against)
     for name in (*options.ways, *options.against, *options.against.values()):
         check_choice('the arm', name, arms)

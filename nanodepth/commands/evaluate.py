@@ -20,7 +20,7 @@ from nanodepth.report.tables import UNITS, groups_of, named_after, write_csv
 from nanodepth.retrofit import core_of
 from nanodepth.scoring.rows import Asked, Subject, group_of, notes_beside
 from nanodepth.scoring.scores import parse_tasks
-from nanodepth.scoring.way import Way, Ways, read_ways
+from nanodepth.scoring.way import Way, Ways, as_typed, read_ways
 
 
 @dataclass(kw_only=True)
@@ -61,7 +61,7 @@ def draw(rows, ways, x, out):
             at = way.r
         elif not plain:
             at = way.dials[x]
-            line = str(Way(**{name: value for name, value in way.dials.items() if name != x}))
+            line = as_typed({name: value for name, value in way.dials.items() if name != x})
         unit = UNITS[row['kind']]
         measure += f' ({unit.word})' if unit.word else ''
         measures[measure] = None

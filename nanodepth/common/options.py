@@ -52,7 +52,9 @@ def lent_names(file, files=None):
     what was imported of yours is forgotten: the next file reads it anew. files: a set that gets the
     file, and those of what it imported of yours."""
     beside = {each.stem for each in file.parent.glob('*.py')}
-    lent = {name: sys.modules.pop(name, None) for name in {*BOOK} | beside}
+    yours = {name for name, module in [*sys.modules.items()] if name != '__main__'
+             and name.partition('.')[0] != 'nanodepth' and own_file(module)}
+    lent = {name: sys.modules.pop(name, None) for name in {*BOOK} | beside | yours}
     sys.modules.update({name: sys.modules[f'nanodepth.{name}'] for name in BOOK})
     there, search = {*sys.modules}, sys.path[:]
     sys.path.insert(0, str(file.parent))

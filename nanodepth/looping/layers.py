@@ -100,7 +100,8 @@ def calls_of(model, layers, **how):
         calls[layer].append((kwargs | dict(zip(arguments(layer)[0], args)), answer))
     hooks = [layer.register_forward_hook(note, with_kwargs=True) for layer in layers]
     try:
-        model(torch.arange(1, 9, device=model.device)[None], use_cache=False, **how)
+        tokens = torch.arange(1, 9, device=model.device) % model.config.get_text_config().vocab_size
+        model(tokens[None], use_cache=False, **how)
     finally:
         for hook in hooks:
             hook.remove()

@@ -78,6 +78,7 @@ def in_order(model, order):
         with running(model, order):
             yield model
         return
+    given, model = model, getattr(model, '_orig_mod', model)        # of torch.compile
     layers, order = layers_of(model), [*map(as_ours, order)]
     numbers = unrolled(order)
     starts = itertools.accumulate((len(unrolled([item])) for item in order), initial=0)
@@ -86,7 +87,7 @@ def in_order(model, order):
     for first, window in windows:
         check_host(model, layers, window.items, window.keeps)
     config, is_other = model.config.get_text_config(), numbers != [*range(len(layers))]
-    before, hooks, lists = dict(layers._modules), [], {}
+    before, hooks, lists, mode = dict(layers._modules), [], {}, model.training
     # asked for streams, transformers hooks each layer for good: the copies have that
     how = {} if windows else dict(output_hidden_states=True)
     with without_dropout(model):
@@ -108,12 +109,14 @@ def in_order(model, order):
                    and any(each is layers for each in m.modules())]
         hooks = [m.register_forward_pre_hook(refuse_insights, with_kwargs=True) for m in holders]
         model.order = order
-        yield model
+        yield given
     finally:
         vars(model).pop('order', None)
         for hook in hooks:
             hook.remove()
         layers._modules = before
+        if model.training != mode:          # train or eval was called in here
+            layers.train(model.training)
         config.num_hidden_layers = len(before)
         for name, value in lists.items():
             setattr(config, name, value)
@@ -167,7 +170,8 @@ def placed(module, place):
     new = copy.copy(module)
     new._modules = {name: child if child is None else placed(child, place)
                     for name, child in module._modules.items()}
-    new._forward_hooks = copy.copy(module._forward_hooks)
+    for name in [name for name in vars(module) if 'hooks' in name]:
+        setattr(new, name, copy.copy(getattr(module, name)))
     for name in {'layer_idx', 'layer_id'} & {*vars(new)}:       # (GPT-Neo has the latter)
         setattr(new, name, place)
     return new
@@ -179,6 +183,9 @@ def put_in(layers, first, window, tuples):
     routers = pinned_routers({d: layers[d] for d in depths}, window.pin, unasked=window.by_layer)
     loop = Loop((first, depths[-1]), window, len(layers))
     for d in depths:
+        if routers[d] and 'forward' in vars(layers[d]):
+            raise Refused("the layers' forward was replaced, as by accelerate, and runs routers "
+                          'that cannot be pinned: open the model without device_map')
         layers[d].forward = Entry(layers[d], d, loop, tuples[d], any(routers.values()))
         for router in routers[d]:
             router.register_forward_hook(Pin(loop))

@@ -116,8 +116,11 @@ class Way:
             return f'--loop={self.text or notation(self.loop)}'
         if self.r is not None:
             return f'--r={self.r}'
-        return ' '.join(f'--{name}={shown(value)}' for name, value in self.dials.items()) \
-            or PLAIN
+        return as_typed(self.dials) or PLAIN
+
+
+def as_typed(dials):
+    return ' '.join(f'--{name}={shown(value)}' for name, value in dials.items())
 
 
 def notation(order):
