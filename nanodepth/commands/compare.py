@@ -170,12 +170,12 @@ class Arms(dict):
     def trained(self):
         return [name for name, arm in self.items() if not arm.is_cut]
 
-    def config(self, name, seed=0, files=None, number=None):
+    def config(self, name, seed=0, files=None, known=None, number=None):
         """(the settings as an arm's line has them, the words for them with the folders of this
-        seed). files: as in `read`. number: what {seed} is, if not the seed."""
+        seed). files: as in `read`. known: folders. number: what {seed} is, if not the seed."""
         number = seed if number is None else number
         words = [re.sub(r'\{([^{}]+)\}', lambda match: str(
-            number if match[1] == 'seed' else self.folder(match[1], seed)), word)
+            number if match[1] == 'seed' else self.folder(match[1], seed, known)), word)
             for word in self[name].words]
         if self[name].is_cut:
             return read(cut.Options, words, ['run', 'shape']), words
@@ -187,15 +187,22 @@ class Arms(dict):
         words = [*configs, *self.more, *own, f'--seed={seed}']
         return read(Config, words, files=files), words
 
-    def folder(self, name, seed):
+    def folder(self, name, seed, known=None):
+        "Its run's, by what the files say now. known: those that this call has found so far."
+        known = {} if known is None else known
+        if name not in known:
+            known[name] = self.named(name, seed, known)
+        return known[name]
+
+    def named(self, name, seed, known):
         """Named by all settings, with the sources of functions among them, and by the texts of the
         book, of the configs and of what they import. What it begins from counts, too: {name} in a
         line is such a folder, and of any other parent the files are read. Of an arm with another
         one's FLOPs the steps count, and not the other one, as soon as they are known."""
         files = {*map(nanodepth.file_of, nanodepth.BOOK)}
-        config, words = self.config(name, seed, files, number=0)    # all seeds have equal letters
-        own, _ = self.config(name, seed)
-        made = [self.folder(other, seed) for other in self[name].begins]
+        config, words = self.config(name, seed, files, known, 0)    # all seeds have equal letters
+        own, _ = self.config(name, seed, None, known)
+        made = [self.folder(other, seed, known) for other in self[name].begins]
         if not self[name].is_cut:
             files |= data_files(own)
         files = stamps(files)
@@ -208,7 +215,7 @@ class Arms(dict):
         settings = {} if self[name].is_cut else {
             key: value for key, value in as_written(config).items()
             if key not in FREE - {'data'} | {'seed'}}
-        made += [self.folder(flops, seed)] if flops else []
+        made += [self.folder(flops, seed, known)] if flops else []
         said = json.dumps([settings or words, flops and made[-1],
                            sorted(hash_once(*stamp) for stamp in files)], default=str,
                           ensure_ascii=False)

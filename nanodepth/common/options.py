@@ -12,6 +12,9 @@ from nanodepth.model import Refused
 from nanodepth.training import settings
 
 
+STDLIB = sysconfig.get_path('stdlib')
+
+
 def read(cls, argv=None, words=(), files=None):
     """A command line as an instance of a dataclass. What has no dashes goes to the fields that
     `words` names, of which a list takes all that are left; without `words` it is configs. files: a
@@ -73,7 +76,7 @@ def lent_names(file, files=None):
 
 def own_file(module):
     "Its file, if a module is yours: not of the package, nor of Python, nor installed."
-    file = Path(getattr(module, '__file__', None) or HERE).absolute()
-    is_installed = ({'site-packages', 'dist-packages'} & {*file.parts}
-                    or file.is_relative_to(sysconfig.get_path('stdlib')))
-    return None if is_installed or file.resolve().is_relative_to(HERE) else file
+    file = getattr(module, '__file__', None) or str(HERE)       # text: there are thousands
+    if file.startswith(STDLIB) or 'site-packages' in file or 'dist-packages' in file:
+        return None
+    return None if Path(file).resolve().is_relative_to(HERE) else Path(file).absolute()
