@@ -2,8 +2,10 @@
 Usage: options = read(Options, argv, ['run', 'shape'])
 """
 import contextlib
+import functools
 import sys
 import sysconfig
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import get_origin
 
@@ -55,8 +57,7 @@ def lent_names(file, files=None):
     what was imported of yours is forgotten: the next file reads it anew. files: a set that gets the
     file, and those of what it imported of yours."""
     beside = {each.stem for each in file.parent.glob('*.py')}
-    yours = {name for name, module in [*sys.modules.items()] if name != '__main__'
-             and name.partition('.')[0] != 'nanodepth' and own_file(module)}
+    yours = {name for name in [*sys.modules] if is_yours(name)}
     lent = {name: sys.modules.pop(name, None) for name in {*BOOK} | beside | yours}
     sys.modules.update({name: sys.modules[f'nanodepth.{name}'] for name in BOOK})
     there, search = {*sys.modules}, sys.path[:]
@@ -64,14 +65,24 @@ def lent_names(file, files=None):
     try:
         yield
     finally:
-        brought = {name: found for name in sys.modules.keys() - there
-                   if (found := own_file(sys.modules[name]))}
+        brought = {name: own_file(sys.modules[name]) for name in sys.modules.keys() - there
+                   if is_yours(name)}
         if files is not None:
             files |= {file, *brought.values()}
         sys.path[:] = search
         for name in lent.keys() | brought.keys():
             sys.modules.pop(name, None)
         sys.modules.update({name: module for name, module in lent.items() if module})
+
+
+@functools.cache
+def installed():
+    "Packages that stay as they are loaded: also those that are installed from a folder of yours."
+    return {'__main__', 'nanodepth', *packages_distributions()}
+
+
+def is_yours(name):
+    return name.partition('.')[0] not in installed() and own_file(sys.modules[name])
 
 
 def own_file(module):
