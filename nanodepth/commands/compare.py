@@ -170,12 +170,11 @@ class Arms(dict):
     def trained(self):
         return [name for name, arm in self.items() if not arm.is_cut]
 
-    def config(self, name, seed=0, files=None, known=None, number=None):
+    def config(self, name, seed=0, files=None, known=None):
         """(the settings as an arm's line has them, the words for them with the folders of this
-        seed). files: as in `read`. known: folders. number: what {seed} is, if not the seed."""
-        number = seed if number is None else number
+        seed). files: as in `read`. known: as in `folder`."""
         words = [re.sub(r'\{([^{}]+)\}', lambda match: str(
-            number if match[1] == 'seed' else self.folder(match[1], seed, known)), word)
+            seed if match[1] == 'seed' else self.folder(match[1], seed, known)), word)
             for word in self[name].words]
         if self[name].is_cut:
             return read(cut.Options, words, ['run', 'shape']), words
@@ -200,26 +199,26 @@ class Arms(dict):
         line is such a folder, and of any other parent the files are read. Of an arm with another
         one's FLOPs the steps count, and not the other one, as soon as they are known."""
         files = {*map(nanodepth.file_of, nanodepth.BOOK)}
-        config, words = self.config(name, seed, files, known, 0)    # all seeds have equal letters
-        own, _ = self.config(name, seed, None, known)
+        config, _ = self.config(name, seed, files, known)
         made = [self.folder(other, seed, known) for other in self[name].begins]
         if not self[name].is_cut:
-            files |= data_files(own)
+            files |= data_files(config)
         files = stamps(files)
-        parent = (own.run if self[name].is_cut else own.init_from) or ''
+        parent = (config.run if self[name].is_cut else config.init_from) or ''
         if parent and not any(parent.startswith(str(folder)) for folder in made):
             files += files_of(parent)
         flops = self[name].flops
         if flops and not self.waits(name):
             config, flops = self.argv(name, seed)[0], None
-        settings = {} if self[name].is_cut else {
-            key: value for key, value in as_written(config).items()
-            if key not in FREE - {'data'} | {'seed'}}
-        made += [self.folder(flops, seed, known)] if flops else []
-        said = json.dumps([settings or words, flops and made[-1],
-                           sorted(hash_once(*stamp) for stamp in files)], default=str,
+        settings = vars(config) if self[name].is_cut else as_written(config)
+        settings = {key: value for key, value in settings.items()
+                    if key not in FREE - {'data'} | {'seed'}}
+        if flops:
+            made.append(self.folder(flops, seed, known))
+            settings['flops'] = made[-1]
+        said = json.dumps([settings, sorted(hash_once(*stamp) for stamp in files)], default=str,
                           ensure_ascii=False)
-        for folder in made:
+        for folder in made:         # all seeds of an arm have equal letters
             said = said.replace(str(folder), folder.name.rpartition('-')[0])
         letters = hashlib.sha256(said.encode()).hexdigest()[:8]
         short = re.sub(r'[^\w.=+-]+', '_', name)[:30]

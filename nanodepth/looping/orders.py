@@ -83,11 +83,13 @@ def in_order(model, order):
     numbers = unrolled(order)
     starts = itertools.accumulate((len(unrolled([item])) for item in order), initial=0)
     windows = [(first, item) for first, item in zip(starts, order) if not isinstance(item, int)]
-    check_order(model, layers, numbers)
+    is_other = numbers != [*range(len(layers))]
+    check_order(model, layers, numbers, is_other)
     for first, window in windows:
         check_host(model, layers, window.items, window.keeps)
-    config, is_other = model.config.get_text_config(), numbers != [*range(len(layers))]
-    before, hooks, lists, mode = dict(layers._modules), [], {}, model.training
+    config = model.config.get_text_config()
+    before, hooks, lists = dict(layers._modules), [], {}
+    mode = model.training
     # asked for streams, transformers hooks each layer for good: the copies have that
     how = {} if windows else dict(output_hidden_states=True)
     with without_dropout(model):
@@ -131,7 +133,7 @@ def as_ours(item):
     return Window(item.items, item.solver, item.K, item.keeps, **item.options)
 
 
-def check_order(model, layers, numbers):
+def check_order(model, layers, numbers, is_other):
     "What cannot run in this order is refused before anything is touched."
     if 'order' in vars(model):
         raise Refused('this model runs in another order already: leave its with')
@@ -140,7 +142,6 @@ def check_order(model, layers, numbers):
     if getattr(model.config.get_text_config(), 'num_kv_shared_layers', None):
         raise Refused(f'{type(model).__name__} shares keys and values between layers, which a '
                       'layer in another place would overwrite')
-    is_other = numbers != [*range(len(layers))]
     if is_other and any('forward' in vars(module) for module in layers.modules()):
         raise Refused("the layers' forward was replaced, as by accelerate: open the model without "
                       'device_map')
