@@ -20,6 +20,7 @@ import pytest
 from conftest import ROOT, refused, save_run, state_of, stop_at
 from scipy import stats
 
+from docs.results.check import read_rows
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import compare, cut
 from nanodepth.commands.compare import Arms, planned
@@ -29,7 +30,7 @@ from nanodepth.models import checkpoint
 from nanodepth.report.contrasts import Contrast, difference, p_beyond, spelled, t_around
 from nanodepth.report.printed import print_differences
 from nanodepth.models.hf import save_hf
-from nanodepth.report.tables import read_rows, where
+from nanodepth.report.tables import where
 from nanodepth.scoring.rows import MEASURES, Asked, Subject
 from nanodepth.scoring.way import Way
 
@@ -342,13 +343,16 @@ def test_a_config_that_is_edited_while_it_is_trained(read_late, call, tmp_path, 
 
 def test_a_diverged_arm_is_named_and_the_tables_stand(call, tmp_path, capsys):
     file = write(tmp_path / 'f.py', f'arms = dict(a="{BASE} --lr=1e30 --optimizer=adamw", '
-                 f'b={BASE!r}, on="b --init_from={{a}}")\npartners = False')
+                 f'b={BASE!r}, on="b --init_from={{a}}", short="b --context=64")\n'
+                 'partners = False')
     with pytest.raises(SystemExit, match='1'):
         call(file, '--seeds=1')
     said = capsys.readouterr().out
     assert re.search('a, seed 0, is in no mean: .*step .* was not taken: loss', said)
     assert 'on, seed 0, is in no mean: a, from which it begins, is not there' in said
-    assert [row['model'] for row in table_of(said, 'loss')] == ['b']
+    assert re.findall('(.*), seed 0, is measured on .* compared with none', said) == ['short']
+    assert [(row['model'], row['compared with']) for row in table_of(said, 'loss')] == [
+        ('b', ''), ('short', '')]
 
 
 METRIC = """
@@ -388,7 +392,7 @@ def test_the_picture_counts_what_an_arm_began_with(call, tmp_path, monkeypatch):
     assert end['on'] == pytest.approx(2 * end['plain'])
     assert 'plain with the FLOPs of on, equal training FLOPs' in said
     assert costs == ['flops']           # of what it began from, tokens are not known
-    assert kinds[0] == 'loss'
+    assert kinds == ['loss', 'fifth']
 
 
 def test_the_ends_of_whole_runs_are_one_point(monkeypatch, tmp_path):

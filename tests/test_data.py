@@ -35,10 +35,9 @@ from nanodepth.models.hf import save_hf
 from nanodepth.retrofit import seed_for
 from nanodepth.scoring import scores as scoring
 from nanodepth.scoring.rows import Asked, Subject
-from nanodepth.scoring.scores import data_scores, open_data
+from nanodepth.scoring.scores import data_scores, how_to_prepare, open_data
 from nanodepth.scoring.way import Way
 from nanodepth.text import primitives, tokenizer as tokenizer_file, tokens as tokens_file
-from nanodepth.text.loader import how_to_prepare
 from nanodepth.text.primitives import Example, few_shot, TASKS, TOY_TASKS
 from nanodepth.text.tokenizer import get_tokenizer
 from nanodepth.text.tokens import number, write_dataset
@@ -566,6 +565,7 @@ def test_neither_processes_nor_being_killed_change_a_byte(source, made, tmp_path
 
 
 def test_a_mixture_goes_on_to_more_tokens_and_is_left_as_it_is(source, made, tmp_path):
+    assert [number(text) for text in ('7', '20k', '0.5M', '2B')] == [7, 20_000, 500_000, 2 * 10**9]
     for tokens in ('100K', '500K'):
         prepare(command(source, tmp_path, f'--tokens={tokens}', '--workers=1'))
         meta = json.loads((tmp_path / 'cosmopedia/train.json').read_text())

@@ -8,13 +8,13 @@ import pytest
 import torch
 from conftest import restored, save_run
 
+from docs.results.check import read_rows
 from nanodepth import probe
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import probe as page
 from nanodepth.grow import lidas, untie
 from nanodepth.probe import block_similarity, depth_score, future_effects, residual_norms
 from nanodepth.model import Refused
-from nanodepth.report.tables import read_rows
 from nanodepth.retrofit import surgery
 from nanodepth.wrapper import looped
 from nanodepth.training.loader import Loader
@@ -309,4 +309,7 @@ def test_a_lens_is_trained_on_rows_that_no_probe_looks_at(data, tiny, tmp_path, 
     assert len(rows) == 8 and not rows & {tuple(row.tolist()) for row in tokens}
     assert lens.weight.shape == (3, 32, 32)         # the last depth is the model itself
     assert [path.name for path in (tmp_path / 'p').glob('*.csv')] == ['early_exit.csv']
-    nanodepth('probe', [*line, '--count=48'])       # nothing is left, which the page says
+    nanodepth('probe', [*line, '--count=48'])
+    assert 'none is left to train a lens on' in (tmp_path / 'p/index.html').read_text()
+    val = Loader(data, 64, 16, 'val')       # a batch has more rows than there are
+    assert len(page.rows_of(val, 64, None)[0]) == val.n_windows.sum() < 64

@@ -7,7 +7,7 @@ import pytest
 from conftest import ROOT
 
 from nanodepth.report.contrasts import Contrast
-from nanodepth.report.tables import as_csv, read_rows
+from nanodepth.report.tables import as_csv
 
 check = SimpleNamespace(**runpy.run_path(str(ROOT / 'docs/results/check.py')))
 
@@ -99,7 +99,7 @@ def test_tables_by_hand(folder):
 
 
 def test_a_difference_of_differences(folder):
-    rows = read_rows(folder / 'depth.csv')
+    rows = check.read_rows(folder / 'depth.csv')
     claim = dict(measure='aliases 4', unit='answers', a=dict(run='lidas', way='looped'),
                  less_a=dict(run='lidas', way='ordinary'), b=dict(run='baseline', way='looped'),
                  less_b=dict(run='baseline', way='ordinary'), part_b=0.5, shift_b=-0.25)

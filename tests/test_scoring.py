@@ -18,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import nanodepth as package
+from docs.results.check import read_rows
 import numpy as np
 import pytest
 import torch
@@ -34,7 +35,7 @@ from nanodepth.looping.orders import looped
 from nanodepth.model import Span
 from nanodepth.models import checkpoint
 from nanodepth.models.hf import as_theirs, Hooked
-from nanodepth.report.tables import read_rows, where
+from nanodepth.report.tables import where
 from nanodepth.retrofit import Core, surgery
 from nanodepth.scoring import (likelihoods, lm_eval_scores as harness, rows as rows_file,
                                scores as scoring)

@@ -4,6 +4,7 @@ the difference is significant after Holm's correction; else there is *no differe
 resolved*. What stands around `<!-- table NAME -->` and `<!-- end -->` is written by hand.
     python -m docs.results.check        # prints where a page differs; --write makes its tables anew
 """
+import csv
 import difflib
 import re
 import sys
@@ -11,7 +12,7 @@ import tomllib
 from pathlib import Path
 
 from nanodepth.report.contrasts import ALPHA, Contrast, unresolved
-from nanodepth.report.tables import UNITS as KINDS, mean, read_rows, where
+from nanodepth.report.tables import UNITS as KINDS, mean, where
 
 ROOT = Path(__file__).resolve().parents[2]
 UNITS = dict(flops=(1e-12, 1), parameters=(1e-6, 2))        # a factor, and digits behind the point
@@ -22,6 +23,19 @@ TEXTS = 'README.md', 'docs/COURSE.md', 'docs/RESULTS.md', 'docs/LOG.md'
 SHARED = 'task', 'measure', 'group', 'best'
 DIGITS = 3, 1             # behind the point: of nats and layers, of points
 HOLE = re.compile(r'\{(?:[^{}]|\{[^{}]*\})*\}')
+
+
+def read_rows(path):
+    "The rows of a CSV file, numbers as numbers; none, if there is no such file yet."
+    def value(text):
+        try:
+            return float(text)
+        except ValueError:
+            return text
+    if not path.exists():
+        return []
+    with open(path, newline='', encoding='utf-8') as file:
+        return [{key: value(text) for key, text in row.items()} for row in csv.DictReader(file)]
 
 
 def values_of(rows, side, measure):

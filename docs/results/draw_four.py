@@ -4,9 +4,9 @@
 import matplotlib
 import matplotlib.pyplot as plt
 
-from docs.results.check import ROOT, spelled, values_of
+from docs.results.check import ROOT, read_rows, spelled, values_of
 from nanodepth.report.contrasts import Contrast
-from nanodepth.report.tables import mean, read_rows
+from nanodepth.report.tables import mean
 
 matplotlib.use('Agg')
 SMALL = '--window=2-5 --solver=rk --K=4'

@@ -5,7 +5,6 @@ Usage: nanodepth train CONFIG [--name=value ...] [--dry_run]     (--help lists t
 import ast
 import collections
 import contextlib
-import functools
 import math
 from dataclasses import dataclass, fields, replace
 
@@ -15,14 +14,14 @@ from tqdm import tqdm
 
 from nanodepth import ROOT
 from nanodepth.common.errors import Refused, refusing
-from nanodepth.common.files import claim
+from nanodepth.common.files import claim, hash_of, read_json
 from nanodepth.common.options import read
 from nanodepth.grow import untie
 from nanodepth.model import LM, spans_in, unrolled
 from nanodepth.models.checkpoint import data_of, open_path
 from nanodepth.report.tables import columns
 from nanodepth.retrofit import core_of
-from nanodepth.text.loader import check_dataset, how_to_prepare
+from nanodepth.scoring.scores import how_to_prepare
 from nanodepth.text.tokenizer import fingerprint, get_tokenizer
 from nanodepth.train import train
 from nanodepth.training.loader import Loader, folders_of, make_toy_data, parts_of
@@ -131,8 +130,13 @@ def check_data(folder):
             print(f'{part} is not here yet; {how_to_prepare(part)}')
             continue
         for split in ('train', 'val'):
-            about = check_dataset(part, split, functools.partial(
-                tqdm, desc=f'{part}, {split}: checking', leave=False))
+            about = read_json(part / f'{split}.json')
+            for shard in tqdm(about['shards'], f'{part}, {split}: checking', leave=False):
+                for ending, written in shard['sha256'].items():
+                    path = (part / shard['file']).with_suffix(ending)
+                    if hash_of(path) != written:
+                        raise Refused(f'{path} is not what was written (wrong checksum); '
+                                      f'{how_to_prepare(part)}')
             tokenizer = get_tokenizer(about['tokenizer'])
             if fingerprint(tokenizer) != about['fingerprint']:
                 raise Refused(f'{part} was made with another tokenizer than the one that is '

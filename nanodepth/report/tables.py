@@ -79,27 +79,19 @@ def groups_of(paths):
     """{name: its group of seeds} of {name: folder}: lidas-0, lidas-1 and lidas-2 are one run over
     three seeds if they were trained with the seeds 0, 1 and 2, as their run.json says. In
     base_1-2-1 the last number is no seed. Runs of other settings are no seeds of one."""
-    stem, settings, number_of, alone = {}, {}, {}, set()
+    groups, seeded = dict(zip(paths, paths)), {}
     for name, path in paths.items():
-        before, dash, number = name.rpartition('-')
+        stem, _, number = name.rpartition('-')
         config = read_run(path).get('config') or {}
-        is_seed = dash and number.isdecimal() and config.get('seed') == int(number)
-        stem[name] = before if is_seed else name
-        settings[name] = {key: value for key, value in config.items()
-                          if key not in FREE | {'seed', 'init_from'}}
-        number_of[name] = number
-    named = [name for name in paths if stem[name] != name]
-    for name in named:          # other settings, or one seed twice: they are no seeds of one run
-        alike = [other for other in named if stem[other] == stem[name]]
-        one_twice = len({int(number_of[other]) for other in alike}) < len(alike)
-        if one_twice or any(settings[other] != settings[name] for other in alike):
-            alone.update(alike)
-    stem |= {name: name for name in alone}
-    seeds = [stem[name] for name in paths if stem[name] != name]
-    groups = dict(zip(paths, paths))
-    for name in paths:
-        if stem[name] != name and seeds.count(stem[name]) > 1:
-            groups[name] = stem[name] + '-*' if stem[name] in stem else stem[name]
+        if stem and number.isdecimal() and config.get('seed') == int(number):
+            seeded.setdefault(stem, {})[name] = config
+    for stem, configs in seeded.items():
+        seeds = {config['seed'] for config in configs.values()}
+        first, *others = ({key: value for key, value in config.items()
+                           if key not in FREE | {'seed', 'init_from'}}
+                          for config in configs.values())
+        if others and len(seeds) == len(configs) and all(each == first for each in others):
+            groups |= dict.fromkeys(configs, f'{stem}-*' if stem in paths else stem)
     return groups
 
 
@@ -176,19 +168,6 @@ def as_csv(rows):
     writer.writeheader()
     writer.writerows(rows)
     return file.getvalue().encode()
-
-
-def read_rows(path):
-    "The rows of a CSV file, numbers as numbers; none, if there is no such file yet."
-    def value(text):
-        try:
-            return float(text)
-        except ValueError:
-            return text
-    if not path.exists():
-        return []
-    with open(path, newline='', encoding='utf-8') as file:
-        return [{key: value(text) for key, text in row.items()} for row in csv.DictReader(file)]
 
 
 def beside(path, ending):

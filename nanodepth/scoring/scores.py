@@ -5,6 +5,7 @@ Usage: ask(model, tokenizer, few_shot('assign_basic', 200)).mean
 """
 import math
 import re
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -13,7 +14,6 @@ from nanodepth.common.errors import Refused
 from nanodepth.models.checkpoint import OURS, kind_of
 from nanodepth.report.tables import Score, error_of, mean, p_value
 from nanodepth.scoring.likelihoods import log_likelihoods, losses_of
-from nanodepth.text.loader import how_to_prepare
 from nanodepth.text.primitives import TASKS, TOY_TASKS, few_shot
 from nanodepth.text.tokenizer import get_tokenizer, refuse_another_tokenizer
 from nanodepth.training.loader import Loader, folders_of
@@ -117,6 +117,17 @@ def is_there(data):
     "Are the validation rows of a folder, or of a list of them, on this disk?"
     return bool(data) and all(any((find(folder) / name).exists() for name in
                                   ('val.json', 'mixture.json')) for folder in folders_of(data))
+
+
+def how_to_prepare(folder):
+    "The command that makes a dataset: the prepare.py beside it or above it."
+    if (Path(folder).parent / 'mixture.json').exists():
+        return f'remove it, and repeat the command that made {Path(folder).parent}'
+    for path in (Path(folder) / 'prepare.py').parents:
+        if (path / 'prepare.py').exists():
+            return f'run: python {path / "prepare.py"} (--help says how)'
+    return (f'its config may say in its first lines how it is made; of your own text: python '
+            f'{find("data/text/prepare.py")} FILES --out={folder}')
 
 
 def open_data(path, state, model, data, seed=0, rows=None):
