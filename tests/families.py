@@ -4,7 +4,7 @@ are large, so that a loop changes something; a test on nearly linear layers woul
 import torch
 
 LLAMA3 = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,     # of rotary frequencies
-              original_max_position_embeddings=16)
+              original_max_position_embeddings=100)
 SHAPE = dict(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=6,
              num_attention_heads=4, num_key_value_heads=2,
              head_dim=8, max_position_embeddings=64, pad_token_id=0, bos_token_id=1,

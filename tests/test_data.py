@@ -197,8 +197,8 @@ def test_measure_by_hand(tmp_path, tiny):
 def test_an_answer_that_a_row_cuts_off_is_nobodys():
     marks = torch.tensor([[0, 129, 1, 1], [1, 0, 130, 2], [2, 2, 129, 129]])
     wrong = torch.zeros(3, 4, dtype=torch.bool)
-    wrong[1, 0] = wrong[2, 0] = wrong[2, 2] = True          # two tails, and one whole answer
-    assert list(answers(marks, wrong)) == [(1, True), (2, True), (1, False), (1, True)]
+    wrong[1, 0] = wrong[2, 0] = wrong[2, 3] = True          # two tails, and one whole answer
+    assert list(answers(marks, wrong)) == [(1, True), (2, True), (1, True), (1, False)]
 
 
 BYTES = get_tokenizer('bytes')
@@ -531,7 +531,9 @@ def made(source, tmp_path_factory):
 
 
 def test_shares_are_exact_and_every_document_is_there_once(made):
-    mixture = json.loads((made / 'mixture.json').read_text())
+    mixture, loader = json.loads((made / 'mixture.json').read_text()), Loader(made, 4, 64)
+    assert loader.passes(100) == pytest.approx(max(
+        400 * share / n for share, n in zip(mixture.values(), loader.n_windows.tolist())))
     assert mixture == dict(fineweb_edu=0.70, cosmopedia=0.15, python_edu=0.09, open_web_math=0.06)
     for name, share in mixture.items():
         sizes = [*map(len, shards_of(made / name, 'train'))]
