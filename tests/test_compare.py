@@ -10,6 +10,7 @@ import io
 import os
 import re
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -144,6 +145,8 @@ def test_what_a_model_begins_from_counts(data, tmp_path):
     assert total(arms, 'core') == own + before
     assert total(arms, 'plain with the FLOPs of core') == pytest.approx(own + before, rel=0.03)
     assert planned(arms.argv('same', 0)[0]) == pytest.approx(own, rel=0.05)
+    lines['less'] = 'plain --flops=core'        # which is that partner
+    assert Arms(lines, tmp_path, [f'--data={data}'], True).partners_of('plain') == ['less']
 
 
 def test_what_begins_from_a_published_model_is_compared_by_its_own_flops(call, tiny, tmp_path):
@@ -248,6 +251,7 @@ def test_a_folder_is_named_by_all_that_decides_what_will_stand_in_it(data, tmp_p
     first, children = folders(), {'own', 'cut', 'core'}
     assert len({*first.values()}) == 5 and first == folders()
     for words, its in ((dict(shape='0-1-1'), {'cut', 'core'}),
+                       (dict(shape='1-2-1 --seed=5'), {'cut', 'core'}),
                        (dict(line='--lr=2e-3'), children),      # the partner's FLOPs stay
                        (dict(line='--lr=1e-3 --n_embd=64'), children | {'partner'})):
         assert changed(first, folders(**words)) == its, words
@@ -274,6 +278,10 @@ def test_of_a_parent_for_each_seed_that_one_counts(tiny, data, tmp_path):
         "Of each arm, as far as they are the same for all seeds: the name without its seed."
         return {(name, seed): arms.folder(name, seed).name[:-2] for seed in (0, 1) for name in arms}
     before, partner = folders(), 'first with the FLOPs of core'
+    (tmp_path / 'late').mkdir()             # no call asks for the parent of a seed that it has not
+    shutil.copytree(tmp_path / 'p-1', tmp_path / 'late/p-1')
+    late = f'config/baseline.py --data={data} --init_from={tmp_path}/late/p-{{seed}}'
+    assert [*Arms(dict(late=late), tmp_path, seed=1)] == ['late']
     assert before['same', 0] == before['same', 1]
     for path, changed in (('p-1', {(name, 1) for name in ('on', 'cut', 'core', partner)}),
                           ('p-0', {(name, seed) for seed in (0, 1) for name in (

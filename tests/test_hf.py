@@ -297,12 +297,9 @@ def test_what_would_be_read_wrongly_is_refused_by_name(raven, tmp_path, name, ch
 
 
 def test_what_the_format_cannot_hold(tiny, tmp_path):
-    for fields, words in ((dict(ln_scaling=True), "LN-scaling: the authors' format cannot hold"),
-                          (dict(qkv_bias=True), 'biases of q, k and v')):
-        model = surgery(tiny(n_layer=4, **fields), '1-2-1', fresh=True)
-        with pytest.raises(Refused, match=words):
-            save_raven(model, tmp_path / 'x')
-        assert not (tmp_path / 'x').exists()
+    with pytest.raises(Refused, match="LN-scaling: the authors' format cannot hold"):
+        save_raven(surgery(tiny(n_layer=4, ln_scaling=True), '1-2-1', fresh=True), tmp_path / 'x')
+    assert not (tmp_path / 'x').exists()
     for name, options, ours in (('fresh', dict(fresh=True), []), ('fixed', dict(), [
             'a fixed table of first states (--fresh draws new ones)'])):
         assert save_raven(surgery(tiny(n_layer=4), '1-2-1', **options), tmp_path / name) == ours
@@ -310,6 +307,7 @@ def test_what_the_format_cannot_hold(tiny, tmp_path):
 
 CUTS = dict(        # a parent, how it is cut
     qwen3=(dict(qk_norm=True, head_dim=24, n_kv_head=2), dict(inject='linear')),
+    qwen2=(dict(qkv_bias=True, n_kv_head=2), dict(inject='linear')),
     llama3=(dict(n_kv_head=2, rope_scaling=LLAMA3), dict(inject='authors', start='authors')),
     added=(dict(tie_embeddings=False), dict(inject='add', state_std=0)),
     trained=(dict(), dict(inject='identity')))
@@ -356,6 +354,11 @@ def test_transformers_opens_ours_by_the_code_in_the_folder(tiny, tmp_path, name)
         alone = model.generate(tokens[1:, 9:], 4, temperature=0)
         assert torch.equal(said[0, 70:], model.generate(tokens[:1], 4, temperature=0)[0, 70:])
         assert torch.equal(said[1, 70:], alone[0, 61:])
+        loss = theirs(tokens, labels=tokens).loss
+        assert torch.allclose(theirs(tokens, labels=tokens, num_items_in_batch=7).loss * 7,
+                              loss * 138)       # as their Trainer asks
+        theirs.save_pretrained(tmp_path / 'theirs')         # with other names of its settings
+        assert torch.allclose(load_model(tmp_path / 'theirs')(tokens), model(tokens), atol=1e-5)
     core_of(model).fresh = True          # a first state that is drawn comes back as one
     save_raven(model, tmp_path / 'fresh')
     assert core_of(load_model(tmp_path / 'fresh')).fresh and not core_of(again).fresh
@@ -391,6 +394,15 @@ def test_an_export_that_is_another_model_is_none(tiny, tmp_path, capsys, monkeyp
         'core', 'core-good', 'ended', 'ends', 'run', 'run-good']
 
 
+def test_what_transformers_keeps_in_float32_stays_so(tmp_path):
+    family('ernie4_5_moe', moe_num_experts=4, moe_k=2, moe_intermediate_size=16,
+           moe_layer_start_index=0).bfloat16().save_pretrained(tmp_path)
+    ours, theirs = ([p.dtype for p in model.parameters()] for model in (
+        open_any(tmp_path, dtype='bfloat16')[1],
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype='bfloat16')))
+    assert ours == theirs and torch.float32 in ours         # its routers
+
+
 @pytest.mark.parametrize('name', ['gemma3_text', 'mistral'])
 def test_a_widened_model_is_transformers_own_in_float32(name, tmp_path):
     "Gemma computes a scale of its embedding in the type of the weights: 16 bits would stay in it."
@@ -408,6 +420,8 @@ def test_an_exported_folder_has_its_order_its_words_and_its_licence(tmp_path, ti
     save_hf(model, tmp_path / 'in', tokenizer='bytes')
     (tmp_path / 'in/LICENSE.txt').write_text('Do as you like.')
     (tmp_path / 'in/chat_template.jinja').write_text('{{ messages[0].content }}')
+    config = json.loads((tmp_path / 'in/config.json').read_text())
+    (tmp_path / 'in/config.json').write_text(json.dumps(config | dict(eos_token_id=[256, 7])))
     nanodepth('export', [str(tmp_path / 'in'), str(tmp_path / 'out'), '--loop=1-2x2-1'])
     assert (tmp_path / 'out/LICENSE.txt').read_text() == 'Do as you like.'
     with safe_open(tmp_path / 'out/model.safetensors', 'pt') as file:
@@ -417,6 +431,8 @@ def test_an_exported_folder_has_its_order_its_words_and_its_licence(tmp_path, ti
     text = "a , b . I 'm \"ä東🙂\"\r\n"
     assert words.encode(text) == [256, *text.encode()] and words.decode([*text.encode()]) == text
     assert json.loads((tmp_path / 'out/config.json').read_text())['eos_token_id'] == 256
+    opened = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / 'out')
+    assert opened.generation_config.eos_token_id == [256, 7]        # as its parent's text ended
 
 
 def test_what_reads_ahead_is_no_model_from_left_to_right(tmp_path):

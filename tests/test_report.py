@@ -71,9 +71,9 @@ def line(step, layers, accuracy, loss=1.0):
                 kinds=dict(text=dict(loss=2.0), look=dict(accuracy=accuracy)))
 
 
-def seeded(folder, seed):
+def seeded(folder, seed, **config):
     folder.mkdir()
-    (folder / 'run.json').write_text(json.dumps(dict(config=dict(seed=seed))))
+    (folder / 'run.json').write_text(json.dumps(dict(config=dict(seed=seed, **config))))
     return folder
 
 
@@ -82,11 +82,13 @@ def test_a_suffix_is_a_seed_only_where_the_run_says_so(tmp_path):
     seeds = {'a-0': 0, 'a-1': 1, 'b': 0, 'c-4': 4, 'lr1e-3': 0, 'lr1e-4': 0, 'd': 0, 'd-0': 0,
              'd-1': 1, 'base_1-2-1': 1, 'base_1-2-2': 1, 'e-1': 1, 'e-01': 1}
     runs = {name: seeded(tmp_path / name, seed) for name, seed in seeds.items()}
+    for seed in (0, 1):                     # of other data
+        runs[f'f-{seed}'] = seeded(tmp_path / f'f-{seed}', seed, data=f'data/{seed}')
     for name in ('hf-1', 'hf-2'):           # others' checkpoints say nothing
         runs[name] = tmp_path / name
     assert Counter(tables.groups_of(runs).values()) == {
         'a': 2, 'b': 1, 'c-4': 1, 'lr1e-3': 1, 'lr1e-4': 1, 'd': 1, 'd-*': 2, 'base_1-2-1': 1,
-        'base_1-2-2': 1, 'e-1': 1, 'e-01': 1, 'hf-1': 1, 'hf-2': 1}
+        'base_1-2-2': 1, 'e-1': 1, 'e-01': 1, 'f-0': 1, 'f-1': 1, 'hf-1': 1, 'hf-2': 1}
 
 
 def test_runs_side_by_side_by_hand(tmp_path):

@@ -43,7 +43,7 @@ from nanodepth.scoring.rows import Asked, facts, Subject
 from nanodepth.scoring.scores import ask, half, log_likelihoods, parse_tasks, Score
 from nanodepth.scoring.way import notation, read_ways, Way, Ways
 from nanodepth.text.primitives import Example, few_shot
-from nanodepth.text.tokenizer import get_tokenizer, write_tokenizer
+from nanodepth.text.tokenizer import get_tokenizer, keep_tokenizer, write_tokenizer
 from nanodepth.common.options import read
 from nanodepth.training.loader import Loader
 from nanodepth.wrapper import rk, Window
@@ -241,6 +241,17 @@ def test_the_mean_of_a_list_is_over_the_metrics_that_count(monkeypatch):
     assert not harness.means_of({'a acc_norm': score(0.5)}, ['two'])
 
 
+def test_a_metric_is_a_share_by_its_own_documents_and_that_of_a_group_by_its_tasks():
+    "SQuAD's F1 is of a hundred, and no number of one document; DROP's has the same name."
+    samples = dict(squad=[['a'], ['b']], drop=[0.0, 1.0], coqa=[1.0])
+    scores = harness.scores_of(dict(
+        results={task: {'f1,none': 0.5} for task in (*samples, 'both', 'shares')},
+        samples={task: [dict(doc_id=i, filter='none', f1=value) for i, value in enumerate(values)]
+                 for task, values in samples.items()},
+        higher_is_better={}, group_subtasks=dict(both=['squad', 'drop'], shares=['drop', 'coqa'])))
+    assert [score.kind for score in scores.values()] == ['score', *['share'] * 2, 'score', 'share']
+
+
 def test_the_command(run, tmp_path, manager, monkeypatch, capsys):
     "Models times ways: what lm-eval says, what our own scorer says, and how a way differs."
     monkeypatch.setattr(harness, 'manager', lambda everything: manager)
@@ -345,7 +356,11 @@ def test_a_note_is_of_all_that_decides_a_measure(run, tmp_path, data, monkeypatc
     for file in ('package/looping/solvers.py', 'book/training/plan.py', 'evals/mine.yaml',
                  'mine/helper.py'):
         edit(tmp_path / file, 'x = 1', 'x = 10')
-    assert len({*marks}) == len(marks) == 31
+    for version in '12':
+        monkeypatch.setattr(rows_file, 'distributions', lambda: [
+            SimpleNamespace(name='lm_eval', version=version)])
+        marks.append(mark())
+    assert len({*marks}) == len(marks) == 33
 
 
 def test_all_models_get_rows_of_one_size(run, tmp_path, tiny, data, capsys):
@@ -542,7 +557,11 @@ def test_greedy_is_the_likeliest_token_and_ends_where_the_config_says(name, pena
     assert '1 of 2 prompts with an answer are longer than 20' in capsys.readouterr().err
     with pytest.raises(AssertionError, match='an answer has 21 tokens'):     # (then a line)
         Model(*asked, 20)._loglikelihood_tokens([((), [3], [5] * 21)])
-    assert {7, 9} <= {*theirs.generation_config.eos_token_id}
+    keep_tokenizer(tmp_path, tmp_path / 'run')          # and so says a run that began with it
+    for path in (tmp_path, tmp_path / 'run'):
+        theirs.generation_config = None
+        Model(*asked[:3], path, 20)
+        assert {7, 9} <= {*theirs.generation_config.eos_token_id}
     tokens = torch.tensor([[3, 4, 5]])
     said = theirs.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=6,
                            do_sample=False)[0]
@@ -621,6 +640,9 @@ def test_and_so_it_has_in_a_recurrent_model_and_in_other_families(gemma, tiny):
     assert_one_score(surgery(tiny(vocab_size=257, context=64), '1-2-1', inject='linear'))
     with Way(window='1-2', K=3).apply(gemma[1]):
         assert_one_score(Hooked(gemma[1]))
+    rope = dict(rope_type='longrope', rope_theta=1e4, short_factor=[1.] * 4, long_factor=[3.] * 4)
+    assert_one_score(Hooked(family('phi3', vocab_size=257, rope_parameters=rope,
+                                   original_max_position_embeddings=10)))     # else: other angles
 
 
 def test_an_answer_is_greedy_if_each_token_of_it_is_the_likeliest(tiny):

@@ -141,7 +141,7 @@ def read_arm(name, lines):
 class Arms(dict):
     "{name: Arm}, each behind those that it needs."
 
-    def __init__(self, lines, out, more=(), partners=False, against=()):
+    def __init__(self, lines, out, more=(), partners=False, against=(), seed=0):
         self.out, self.more = out, [*more]
         arms = {name: read_arm(name, lines) for name in lines}
         try:
@@ -154,13 +154,13 @@ class Arms(dict):
         if not self.trained():
             raise Refused('no arm is trained: an arm is a config with settings')
         for name in self.trained():         # what can be known before the first run is refused here
-            make_toy_data(self.config(name)[0])
+            make_toy_data(self.config(name, seed)[0])
             if not self.waits(name):
-                planned(self.argv(name, 0)[0])
+                planned(self.argv(name, seed)[0])
         self.first = next(name for name in lines if not arms[name].is_cut)
         for name in self.trained() if partners else ():
             if name not in against:         # it is compared with another arm
-                self.add_partner(name)
+                self.add_partner(name, seed)
 
     def waits(self, name):
         "Has another model to be made before it is known what an arm does?"
@@ -210,15 +210,17 @@ class Arms(dict):
         flops = self[name].flops
         if flops and not self.waits(name):
             config, flops = self.argv(name, seed)[0], None
+        left_out = FREE - {'data'}
+        if not self[name].is_cut or '--seed={seed}' in self[name].words:
+            left_out |= {'seed'}        # all seeds of an arm have equal letters
         settings = vars(config) if self[name].is_cut else as_written(config)
-        settings = {key: value for key, value in settings.items()
-                    if key not in FREE - {'data'} | {'seed'}}
+        settings = {key: value for key, value in settings.items() if key not in left_out}
         if flops:
             made.append(self.folder(flops, seed, known))
             settings['flops'] = made[-1]
         said = json.dumps([settings, sorted(hash_once(*stamp) for stamp in files)], default=str,
                           ensure_ascii=False)
-        for folder in made:         # all seeds of an arm have equal letters
+        for folder in made:
             said = said.replace(str(folder), folder.name.rpartition('-')[0])
         letters = hashlib.sha256(said.encode()).hexdigest()[:8]
         short = re.sub(r'[^\w.=+-]+', '_', name)[:30]
@@ -234,7 +236,7 @@ class Arms(dict):
             config = replace(config, **settings)
         return config, words
 
-    def cost(self, name, seed=0):
+    def cost(self, name, seed):
         "The FLOPs of an arm, and of what it begins from."
         config, _ = self.argv(name, seed)
         return planned(config) + inherited(config)
@@ -258,15 +260,16 @@ class Arms(dict):
                 break
         return {key: getattr(now, key) for key in ('steps', 'warmup_steps', 'decay_steps')}
 
-    def add_partner(self, name):
+    def add_partner(self, name, seed):
         "The first arm with another one's FLOPs, unless it has as many itself, or a partner has."
         begins = self[name].begins | self[self.first].begins
-        if self[name].flops or name == self.first:
+        partners = self.partners_of(self.first)
+        if self[name].flops or name in (self.first, *(self[each].flops for each in partners)):
             return
         if not begins:
-            own = self.cost(name)
-            if any(is_same(own, self.cost(other)) for other in
-                   (self.first, *self.partners_of(self.first)) if not self.waits(other)):
+            own = self.cost(name, seed)
+            if any(is_same(own, self.cost(other, seed)) for other in (self.first, *partners)
+                   if not self.waits(other)):
                 return
         self[f'{self.first} with the FLOPs of {name}'] = replace(
             self[self.first], flops=name, begins=begins, partner_of=self.first)
@@ -397,7 +400,7 @@ def main(argv=None):
     device = [] if options.device == 'auto' else [f'--device={options.device}']
     measures_of(options)
     arms = Arms(options.arms, options.out, [*split(options.more), *device], options.partners,
-                options.against)
+                options.against, seeds[0])
     for name in (*options.ways, *options.against, *options.against.values()):
         check_choice('the arm', name, arms)
     signal.signal(signal.SIGTERM, signal.default_int_handler)       # as Ctrl-C

@@ -159,7 +159,8 @@ def open_any(path, device='cpu', dtype='auto', others=True, classes=()):
         from nanodepth.models.hf import open_theirs
         model = open_theirs(path, dtype=wanted)
     for p in model.parameters() if wanted else ():
-        p.data = p.data.to(wanted)
+        if p.dtype == stored:       # what is packed, or was kept in float32, stays so
+            p.data = p.data.to(wanted)
     return state, model.to(device).eval()
 
 

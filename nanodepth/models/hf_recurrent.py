@@ -41,6 +41,9 @@ def names_of(model):
             for theirs, ours in table.items():
                 names[f'transformer.{part}.{place}.{theirs}.weight'] = [
                     f'layers.{i}.{name}.weight' for name in ours]
+            if model.config.qkv_bias:
+                names[f'transformer.{part}.{place}.attn.Wqkv.bias'] = [
+                    f'layers.{i}.attn.{name}.bias' for name in 'qkv']
     return names
 
 
@@ -48,8 +51,8 @@ def names_of(model):
 DEFAULTS = dict(
     num_key_value_heads=None, head_dim=None, vocab_size=None, padded_vocab_size=None,
     block_size=None, max_position_embeddings=None, rope_base=50_000.0, rope_theta=None,
-    rope_scaling=None, mean_backprop_depth=8, test_time_noise=0.0, init_values={},
-    qk_norm=False, first_state=None)        # the last two are ours
+    rope_scaling=None, rope_parameters=None, mean_backprop_depth=8, test_time_noise=0.0,
+    init_values={}, qk_norm=False, qkv_bias=False, first_state=None)    # the last three are ours
 
 
 def load_raven(folder):
@@ -57,6 +60,8 @@ def load_raven(folder):
     Language Models to Think Deeper with Retrofitted Recurrence".)"""
     path = folder / 'config.json'
     c = SimpleNamespace(**DEFAULTS | read_json(path))
+    if c.rope_parameters and c.rope_parameters.get('rope_type') != 'default':
+        c.rope_scaling = c.rope_parameters          # as transformers 5 calls it
     tensors = read_tensors(folder)
     with reading(path):
         refuse_foreign(c, path)
@@ -65,6 +70,7 @@ def load_raven(folder):
             vocab_size=c.padded_vocab_size or c.vocab_size, n_layer=sum(sizes.values()),
             n_embd=c.n_embd, n_head=c.n_heads, n_kv_head=c.num_key_value_heads,
             head_dim=c.head_dim if c.first_state else None, qk_norm=c.qk_norm,
+            qkv_bias=c.qkv_bias,
             ffn_dim=c.intermediate_size, context=c.max_position_embeddings or c.block_size,
             norm_eps=c.norm_eps, rope_theta=c.rope_theta or c.rope_base, tie_embeddings=False,
             rope_scaling=hf.llama3(c.rope_scaling) if c.rope_scaling else None)
@@ -127,9 +133,8 @@ def in_their_format(model):
     steps = spans_in(model.order)
     if type(core) is not Core or steps != [core]:
         raise Refused(f"the authors' format holds one Core and no other Span, not {steps}")
-    for has, feature in ((c.ln_scaling, 'LN-scaling'), (c.qkv_bias, 'biases of q, k and v')):
-        if has:
-            raise Refused(f"{feature}: the authors' format cannot hold that")
+    if c.ln_scaling:
+        raise Refused("LN-scaling: the authors' format cannot hold that")
     weights = model.state_dict()
     weights['head.weight'] = model.head.weight
     if 'adapter.weight' not in weights:     # inject='add': s + e, so the adapter is [I I]
@@ -141,6 +146,7 @@ def in_their_format(model):
     std = core.std(width)
     config_json = dict(
         architectures=['RavenForCausalLM'], model_type=FAMILY, qk_norm=c.qk_norm,
+        qkv_bias=c.qkv_bias,
         auto_map={'AutoConfig': f'{CODE}.RecurrentConfig',
                   'AutoModelForCausalLM': f'{CODE}.RavenForCausalLM'},
         first_state='fresh' if core.fresh else 'table', n_embd=width, n_heads=c.n_head,
@@ -169,7 +175,7 @@ def save_raven(model, folder, tokenizer=None, about=None):
     """Write a model with a core as a folder that transformers opens by the code in it; what of it
     the authors' own code would not understand is returned, as a list of words."""
     c, core = model.config, core_of(model)
-    ours = {'norms of q and k': c.qk_norm,
+    ours = {'norms of q and k': c.qk_norm, 'biases of q, k and v': c.qkv_bias,
             f'head_dim={c.head_dim}': c.head_dim * c.n_head != c.n_embd,
             'a fixed table of first states (--fresh draws new ones)':
                 not (core.fresh or core.state_std == 0)}

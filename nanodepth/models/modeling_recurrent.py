@@ -38,9 +38,10 @@ class Attention(nn.Module):
         self.sizes = [c.n_heads * c.head_dim, *[c.num_key_value_heads * c.head_dim] * 2]
         self.head_dim = c.head_dim
         self.grouped = c.n_heads != c.num_key_value_heads
-        self.Wqkv = nn.Linear(c.n_embd, sum(self.sizes), bias=False)
+        # qkv_bias and qk_norm are settings of ours: the authors' code has none
+        self.Wqkv = nn.Linear(c.n_embd, sum(self.sizes), bias=getattr(c, 'qkv_bias', False))
         self.proj = nn.Linear(self.sizes[0], c.n_embd, bias=False)
-        if getattr(c, 'qk_norm', False):        # a setting of ours: the authors' code has none
+        if getattr(c, 'qk_norm', False):
             self.q_norm, self.k_norm = (nn.RMSNorm(c.head_dim, c.norm_eps) for _ in range(2))
 
     def forward(self, x, rope, mask, cache, depth):
@@ -125,7 +126,8 @@ class RavenForCausalLM(PreTrainedModel, GenerationMixin):
     def forward(self, input_ids, attention_mask=None, position_ids=None, past_key_values=None,
                 labels=None, use_cache=None, num_steps=None, logits_to_keep=0, cache=None, **more):
         asked = {name for name, value in more.items() if value is not None and value is not False}
-        if asked - {'cache_position', 'return_dict'}:       # what has no effect is not swallowed
+        # what has no effect is not swallowed
+        if asked - {'cache_position', 'return_dict', 'num_items_in_batch'}:
             raise TypeError(f'{", ".join(sorted(asked))}: this model knows no such argument')
         c, t = self.config, self.transformer
         if cache is not None:               # its name from transformers 5.24 on
@@ -162,7 +164,8 @@ class RavenForCausalLM(PreTrainedModel, GenerationMixin):
             depth += len(t.core_block)
         x = t.ln_f(run(s, t.coda, depth))
         logits = self.lm_head(x[:, -logits_to_keep:] if logits_to_keep else x)
-        loss = None if labels is None else self.loss_function(logits, labels, c.vocab_size)
+        loss = None if labels is None else self.loss_function(
+            logits, labels, c.vocab_size, more.get('num_items_in_batch'))
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
 
     def provide(self, cache, depth):

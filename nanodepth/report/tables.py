@@ -88,7 +88,7 @@ def groups_of(paths):
     for stem, configs in seeded.items():
         seeds = {config['seed'] for config in configs.values()}
         first, *others = ({key: value for key, value in config.items()
-                           if key not in FREE | {'seed', 'init_from'}}
+                           if key not in FREE - {'data'} | {'seed', 'init_from'}}
                           for config in configs.values())
         if others and len(seeds) == len(configs) and all(each == first for each in others):
             groups |= dict.fromkeys(configs, f'{stem}-*' if stem in paths else stem)

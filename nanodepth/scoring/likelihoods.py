@@ -128,9 +128,13 @@ def picked_logits(model, tokens, mask):
 
 
 def fills_up(model):
-    """May a row be filled up behind its end? Not where a solver looks at all tokens of a row, and a
-    Span of one's own may."""
-    order = getattr(getattr(model, 'model', model), 'order', ())
+    """May a row be filled up behind its end? Not where a solver looks at all tokens of a row, as a
+    Span of one's own may, or where the positions of the longest row decide all angles."""
+    theirs = getattr(model, 'model', model)
+    rope = str(getattr(getattr(theirs, 'config', None), 'rope_parameters', ''))
+    if 'dynamic' in rope or 'longrope' in rope:
+        return False
+    order = getattr(theirs, 'order', ())
     return all(span.solver.__name__ in PER_TOKEN if isinstance(span, Window)
                else type(span) in (Span, Core) for span in spans_in(order))
 

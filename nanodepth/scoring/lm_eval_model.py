@@ -11,10 +11,8 @@ from lm_eval.models.huggingface import HFLM
 from transformers import GenerationConfig
 
 from nanodepth.common.errors import Refused, say
-from nanodepth.common.files import read_json
-from nanodepth.common.whose import local_folder
-from nanodepth.models.checkpoint import OURS, kind_of
 from nanodepth.scoring.likelihoods import likelihoods
+from nanodepth.text.tokenizer import generation_of
 
 
 class ScoredModel(HFLM):
@@ -60,13 +58,3 @@ class ScoredModel(HFLM):
             for (i, _), value, is_greedy in zip(texts, values.tolist(), greedy.tolist()):
                 answers[i] = value, is_greedy
         return answers
-
-
-def generation_of(path):
-    """What another family's folder says of generated text: as transformers, by config.json where no
-    file is there. Nothing, of a run of ours."""
-    if kind_of(path) == OURS:
-        return {}
-    folder = local_folder(path)
-    file = folder / 'generation_config.json'
-    return read_json(file if file.exists() else folder / 'config.json')

@@ -86,30 +86,32 @@ def evaluate(lm, tasks, keep, shots=None, **options):
 
 def scores_of(results):
     """{'arc_easy acc': Score} of lm-eval's results, in their order. A metric is a share if each
-    document has from 0 to 1 of it, and more is better; that of a group is what its tasks' are."""
+    document has from 0 to 1 of it, and more is better; that of a group, if each of its tasks'
+    is."""
     is_number = lambda value: isinstance(value, (int, float))
-    found, shares = {}, set()
+
+    def documents(task, metric, how):
+        samples = sorted(results.get('samples', {}).get(task, []), key=lambda each: each['doc_id'])
+        return [each.get(metric) for each in samples if each['filter'] == how]
+
+    def kind(task, metric, how):
+        if not results['higher_is_better'].get(task, {}).get(metric, True):
+            return 'less'
+        within = results.get('group_subtasks', {}).get(task)
+        values = documents(task, metric, how)
+        is_share = (all(kind(each, metric, how) == 'share' for each in within) if within else
+                    values and all(is_number(value) and 0 <= value <= 1 for value in values))
+        return 'share' if is_share else 'score'
+    scores = {}
     for task, result in results['results'].items():
         for key, value in result.items():
             metric, _, how = key.partition(',')
             if not how or metric.endswith('_stderr') or not is_number(value):
                 continue
-            documents = [sample.get(metric) for sample in sorted(
-                results.get('samples', {}).get(task, []), key=lambda sample: sample['doc_id'])
-                if sample['filter'] == how]
-            is_more_better = results['higher_is_better'].get(task, {}).get(metric, True)
-            found[task, metric, how] = documents, is_more_better
-            if is_more_better and documents and all(is_number(d) and 0 <= d <= 1
-                                                    for d in documents):
-                shares.add(metric)
-    scores = {}
-    for (task, metric, how), (documents, is_more_better) in found.items():
-        result = results['results'][task]
-        error = result.get(f'{metric}_stderr,{how}')
-        kind = 'share' if metric in shares else 'score' if is_more_better else 'less'
-        scores[f'{task} {metric}' + ('' if how == 'none' else f' ({how})')] = Score(
-            kind, result[f'{metric},{how}'], error if is_number(error) else None,
-            [d if is_number(d) else None for d in documents])
+            error = result.get(f'{metric}_stderr,{how}')
+            scores[f'{task} {metric}' + ('' if how == 'none' else f' ({how})')] = Score(
+                kind(task, metric, how), value, error if is_number(error) else None,
+                [d if is_number(d) else None for d in documents(task, metric, how)])
     return scores
 
 

@@ -10,6 +10,7 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Literal
 
@@ -252,15 +253,17 @@ class Subject:
     def mark(self):
         """What a note counts for: these files of a checkpoint, all that is asked, and the code that
         measures: the package, the book, all modules of yours that are loaded now (so a measure's
-        own are, too), and a file of arms or of Spans."""
+        own are, too), a file of arms or of Spans, and the libraries' versions."""
         rows = (self.val.description(), self.val.batch_size, self.val.context) if self.val else None
         asked = [getattr(self.asked, each.name) for each in fields(self.asks)
                  if each.name != 'metric']
         yours = filter(None, map(own_file, [*sys.modules.values()]))
         code = [*Path(nanodepth.__file__).parent.rglob('*.py'), *map(nanodepth.file_of, BOOK),
                 *yours, *EVALS.rglob('*.*'), *BROUGHT_BY]
+        packages = [f'{each.name} {each.version}' for each in distributions()
+                    if each.name in ('torch', 'transformers', 'tokenizers', 'lm_eval')]
         said = [str(checkpoint_file(self.path).resolve()), self.files, rows, asked, stamps(code),
-                str(next(self.model.parameters()).dtype)]
+                str(next(self.model.parameters()).dtype), sorted(packages)]
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:24]
 
 

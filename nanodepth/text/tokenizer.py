@@ -12,7 +12,8 @@ import numpy as np
 import tiktoken
 
 from nanodepth.common.errors import Refused, refusing
-from nanodepth.common.files import checkpoint_file, read_json, read_run, reading, replace
+from nanodepth.common.files import (checkpoint_file, read_json, read_run, reading, replace,
+                                    write_json)
 from nanodepth.common.whose import from_hub, on_hub
 
 END_OF_TEXT = '<|endoftext|>'
@@ -170,6 +171,15 @@ def readable(tokenizer, tokens):
     return tokenizer.decode([token for token in tokens if token < tokenizer.n_vocab])
 
 
+def generation_of(name):
+    """What stands beside a tokenizer of how text is generated, such as the tokens that end it: as
+    transformers reads it, by config.json where there is no other file."""
+    file = tokenizer_file(name)
+    names = ('generation_config.json', 'config.json') if file else ()
+    path = next((file.with_name(each) for each in names if file.with_name(each).exists()), None)
+    return read_json(path) if path else {}
+
+
 def copy_tokenizer(name, folder):
     "The files of a tokenizer that has files, into another folder; returns whether it has."
     file, folder = tokenizer_file(name), Path(folder)
@@ -178,6 +188,9 @@ def copy_tokenizer(name, folder):
             for other in TOKENIZER_FILES:
                 if (file.parent / other).exists():
                     replace(folder / other, (file.parent / other).read_bytes())
+            ends = generation_of(file).get('eos_token_id')
+            if ends is not None and not (file.parent / 'generation_config.json').exists():
+                write_json(folder / 'generation_config.json', dict(eos_token_id=ends))
         replace(folder / 'tokenizer.json', file.read_bytes())
     return file is not None
 
