@@ -20,6 +20,7 @@ Usage:
 """
 import functools
 import hashlib
+import inspect
 import math
 from dataclasses import dataclass
 
@@ -94,8 +95,10 @@ class Span:
         return model.flops_of(self.items, context)
 
     def settings(self):
-        "What a checkpoint keeps: type(self)(items, **settings) is this span again."
-        return {}
+        """What a checkpoint keeps: type(self)(items, **settings) is this span again. These are the
+        arguments of its class, each of which stands on it by its name."""
+        names = [*inspect.signature(type(self)).parameters][1:]
+        return {name: getattr(self, name) for name in names}
 
 
 def unrolled(order):
@@ -251,6 +254,7 @@ class LM(nn.Module):
         rope = self.cos[start:end, None], self.sin[start:end, None]             # (T, 1, hd/2) each
         for item in order:
             if isinstance(item, int):
+                require(seen(cache, depth) == start, 'a Span runs more than its unrolled() says')
                 scale = None
                 if self.config.ln_scaling:      # a tensor: a number would compile for each depth
                     scale = torch.full((), depth + 1.0, device=x.device).rsqrt().to(x.dtype)

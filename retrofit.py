@@ -136,10 +136,6 @@ class Core(Span):
     def __repr__(self):
         return f'Core({self.items}, r={self.r})'
 
-    def settings(self):
-        return dict(r=self.r, backprop_depth=self.backprop_depth, start=self.start,
-                    state_std=self.state_std, fresh=self.fresh)
-
     def rewind(self):
         "With `fresh`, the next forwards draw once more what the first ones have drawn."
         self.forwards = 0

@@ -340,9 +340,6 @@ class Times(Span):
     def flops(self, model, context):
         return super().flops(model, context) * self.times
 
-    def settings(self):
-        return dict(times=self.times)
-
 
 def attributes(model):
     "What each module of a model has: children, weights, hooks, and all else, an order too."

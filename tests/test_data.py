@@ -612,6 +612,7 @@ def test_which_documents_validate_and_which_files_come_first_is_for_ever(tmp_pat
     "Gold values: other hashes would be another split and another sample, without a word."
     assert [i for i in range(60) if tokens_file.for_validation(f'document {i}', 7)] == [
         6, 7, 32, 46, 50, 54]
+    assert [*map(len, tokens_file.cut('\n\n'.join(['x' * 900] * 5)))] == [3 * 902, 2 * 902]
     source = tokens_file.Source('some', 1.0, 'x/y', '*.jsonl')
     (tmp_path / 'some').mkdir()
     for name in 'abcde':

@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import Times
 
-from nanodepth.model import LM, ModelConfig, Refused, seen
+from nanodepth.model import LM, ModelConfig, Refused, Span, seen
 from nanodepth.scoring import likelihoods
 from nanodepth.training.measure import losses_of
 
@@ -87,6 +88,9 @@ def test_cached_logits_and_generation_equal_uncached(tiny, order, fields):
         model(tokens[:, :1], order=[0] * depth, cache=cache)
     with pytest.raises(Refused, match='13 tokens are more than the context of 12'):
         model(tokens[:, :3], order=order, cache=cache)
+    hidden = type('Hidden', (Times,), dict(unrolled=Span.unrolled))     # two runs in one place
+    with pytest.raises(Refused, match='runs more than its unrolled'):
+        model(tokens, order=[0, hidden([1]), 2], cache={})
 
     for length in (10, 20):             # past the context the last tokens are read
         slow = prompt = tokens_of(model, T=length)

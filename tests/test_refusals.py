@@ -23,6 +23,7 @@ REFUSALS = [
     (['evaluate', 'nowhere', '--tasks=f1_triviaq'], "did you mean 'f1_triviaqa'?"),
     (['evaluate', 'nowhere', '--tasks=looped,knowledge'], 'stands in two of looped, knowledge'),
     (['evaluate', 'nowhere', '--tasks=toy_assign/3-1'], 'toy_assign/1-3'),
+    (['evaluate', 'nowhere', '--measures=log_probs'], "did you mean 'log_prob'?"),
     (['evaluate', '{run}', '--tasks=toy_copy', '--shots=-1'], '--shots=-1 must be at least 0'),
     (['evaluate', '{run}', '--tasks=arc_easy', '--max_length=-3'], '=-3 must be at least 1'),
     (['evaluate', '{run}', '--measures=log_prob', '--tasks=arc_easy', '--shots=0,1', '--x=shots'],

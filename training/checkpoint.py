@@ -40,10 +40,7 @@ def save(folder, model, optimizers, names=('ckpt.pt',), **more):
             require(not get_unsafe_globals_in_checkpoint(new), UNREADABLE)
         for path in others:
             with whole(path) as new:
-                try:
-                    os.link(first, new)         # one state, two names
-                except OSError:                 # not every disk can
-                    shutil.copy(first, new)
+                shutil.copy(first, new)         # (a link would change with what is copied over it)
     if SIZE > 1:
         dist.barrier()
 
@@ -114,7 +111,6 @@ def read_order(items, classes):
 def whole(path):
     "Where a file is written: it takes its name at the end, so no reader ever sees half of it."
     new = path.with_name(f'.{path.name}.unfinished')
-    new.unlink(missing_ok=True)    # a killed process may have left it, as a link
     yield new
     with open(new, 'rb+') as file:
         os.fsync(file.fileno())         # on the disk before its name is
