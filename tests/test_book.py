@@ -186,13 +186,19 @@ def test_a_config_finds_its_neighbours_and_the_book(tmp_path, monkeypatch):
     (tmp_path / 'own/parent.py').write_text('import torch\nsteps = 7\n')
     (tmp_path / 'own/helper.py').write_text('size = 3\n')
     (tmp_path / 'own/loop.py').write_text('raise SystemExit("somebody else\'s")\n')
-    config = tmp_path / 'own/c.py'
-    config.write_text('from parent import *\nimport helper\nfrom loop import repeat_block\n'
+    (tmp_path / 'helper.py').write_text('size = 9\n')      # another one, which stands first
+    monkeypatch.syspath_prepend(tmp_path)
+    sys.modules.pop('colorsys', None)       # Python's own: it stays when it has been imported
+    config, files = tmp_path / 'own/c.py', set()
+    config.write_text('from parent import *\nimport helper, colorsys as _colours\n'
+                      'from loop import repeat_block\n'
                       'from training.plan import Config\n_half = 20\nn_layer = helper.size\n'
                       'def init(new, old):\n    pass\ndef another():\n    pass\n'
                       'def _optimiser():\n    pass\n')
     path = sys.path[:]
-    c = read(Config, ['own/c.py', '--decay_steps=0'])
+    c = read(Config, ['own/c.py', '--decay_steps=0'], files=files)
+    assert {file.name for file in files} == {'c.py', 'parent.py', 'helper.py'}
+    assert 'colorsys' in sys.modules
     assert (c.steps, c.n_layer, c.init.__globals__['Config']) == (7, 3, Config)
     assert c.init.__globals__['repeat_block'] is sys.modules['nanodepth.loop'].repeat_block
     assert sys.modules['loop'] is os and sys.path == path and 'helper' not in sys.modules

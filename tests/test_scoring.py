@@ -246,7 +246,8 @@ def test_a_metric_is_a_share_by_its_own_documents_and_that_of_a_group_by_its_tas
     samples = dict(squad=[['a'], ['b']], drop=[0.0, 1.0], coqa=[1.0])
     scores = harness.scores_of(dict(
         results={task: {'f1,none': 0.5} for task in (*samples, 'both', 'shares')},
-        samples={task: [dict(doc_id=i, filter='none', f1=value) for i, value in enumerate(values)]
+        samples={task: [dict(doc_id=i, filter=how, f1=value) for i, value in enumerate(values)
+                        for how, value in (('none', value), ('other', 5))]
                  for task, values in samples.items()},
         higher_is_better={}, group_subtasks=dict(both=['squad', 'drop'], shares=['drop', 'coqa'])))
     assert [score.kind for score in scores.values()] == ['score', *['share'] * 2, 'score', 'share']
@@ -260,7 +261,7 @@ def test_the_command(run, tmp_path, manager, monkeypatch, capsys):
         '--limit=10', '--n=20', '--window=1-2', '--solver=naive', '--K=1,3')}
     said = capsys.readouterr().out
     assert 'toy_assign/1, % of 20 (chance 25%)' in said
-    assert 'local_choice acc, % of 10' in said
+    assert 'local_choice acc, % of 10' in said and 'in (): one standard error' in said
     assert len(rows) == 2 * 3 * 3
     for (name, *asked), row in rows.items():        # through transformers as through our own
         other = rows['hf', *asked]
@@ -653,7 +654,7 @@ def test_an_answer_is_greedy_if_each_token_of_it_is_the_likeliest(tiny):
     assert greedy.tolist() == [True, True, False, False]
 
 
-def test_no_forward_makes_more_logits_than_fit(gemma, tmp_path, monkeypatch):
+def test_no_forward_makes_more_logits_than_fit(gemma, tiny, tmp_path, monkeypatch):
     "A score those of its option, a loss those of a row; and the numbers are the same."
     write_noise(tmp_path / 'noise', [])
     val, answer, made = Loader(tmp_path / 'noise', 4, 32, 'val'), Hooked(gemma[1]), []
@@ -664,6 +665,10 @@ def test_no_forward_makes_more_logits_than_fit(gemma, tmp_path, monkeypatch):
     for got, wanted in zip(log_likelihoods(answer, BYTES, EXAMPLES), plain):
         assert got.tolist() == pytest.approx(wanted, abs=1e-5)
     assert made and max(made) <= 6 * 257
+    model, made_of_ours = tiny(vocab_size=257, context=64), []      # it makes those of options alone
+    model.head.register_forward_hook(lambda *parts: made_of_ours.append(parts[-1].numel()))
+    log_likelihoods(model, BYTES, EXAMPLES)
+    assert 4 * 257 <= max(made_of_ours) <= 6 * 257
     assert scoring.data_scores(answer, val, 2)['loss'].mean == pytest.approx(loss, rel=1e-6)
     assert max(made) == 32 * 257
     hook.remove()
