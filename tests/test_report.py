@@ -125,6 +125,14 @@ def test_what_training_costs_is_a_mean_over_seeds_and_a_partner_is_dashed():
     assert plot.draw_runs(groups, ['loss']).axes[0].get_ylim()[1] < 5
 
 
+def test_a_panel_has_the_curve_of_its_size_and_the_level_of_the_model_as_it_is():
+    rows = [dict(run='a', x=x, size=size, loss=x + size) for size in (1, 2) for x in (0, 1)]
+    rows.append(dict(run='a', x=None, size=0, loss=7))
+    fig = plot.draw_curves(rows, 'x', 'size', ['loss'], {}, '', 'depth')
+    drawn = [[line.get_ydata() for line in ax.lines] for ax in fig.axes]
+    assert [[*map(list, lines)] for lines in drawn] == [[[1, 2], [7, 7]], [[2, 3], [7, 7]]]
+
+
 def test_a_number_that_a_seed_lacks_has_no_mean():
     "One seed's answers were no numbers: it has no error, and no interval."
     rows = [dict(run=f'a-{seed}', group='a', mean=1.0 + seed) for seed in (0, 1)]

@@ -410,8 +410,9 @@ def test_seeds_are_averaged(tmp_path, tiny, data, capsys):
 
 
 def test_shots_are_scores_of_their_own(run, tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(evaluate, 'show', lambda path, draw, points, *_: drawn.extend(points))
+    drawn, told = [], []
+    monkeypatch.setattr(evaluate, 'show', lambda path, draw, points, *how: (
+        drawn.extend(points), told.append(how[-2:])))
     rows = written('evaluate', tmp_path / 'e.png', run[0], '--n=6', '--tasks=toy_assign/1',
                    '--shots=0,2', '--x=shots', '--measures=log_prob')
     names = [f'toy_assign/1, {shots} shots{what}' for shots in (0, 2) for what in ('', ' log_prob')]
@@ -423,6 +424,10 @@ def test_shots_are_scores_of_their_own(run, tmp_path, monkeypatch):
     written('evaluate', tmp_path / 'k.png', run[0], '--n=4', '--tasks=toy_copy', '--measures=',
             '--window=1-2', '--solver=aitken', '--K=2,4', '--x=K')
     assert [point['x'] for point in drawn] == [None, 2, 4]
+    written('evaluate', tmp_path / 'l.png', run[0], '--n=4', '--tasks=toy_copy', '--measures=',
+            '--loop=3')
+    assert told == [('examples before the question', None), ('steps K', None),
+                    ('', {0: 'as it is', 1: '--loop=3'})]
 
 
 def test_the_measure_that_extend_writes_is_a_row_for_each_depth(tiny, data, tmp_path, monkeypatch):
@@ -665,7 +670,7 @@ def test_no_forward_makes_more_logits_than_fit(gemma, tiny, tmp_path, monkeypatc
     for got, wanted in zip(log_likelihoods(answer, BYTES, EXAMPLES), plain):
         assert got.tolist() == pytest.approx(wanted, abs=1e-5)
     assert made and max(made) <= 6 * 257
-    model, made_of_ours = tiny(vocab_size=257, context=64), []      # it makes those of options alone
+    model, made_of_ours = tiny(vocab_size=257, context=64), []      # those of options
     model.head.register_forward_hook(lambda *parts: made_of_ours.append(parts[-1].numel()))
     log_likelihoods(model, BYTES, EXAMPLES)
     assert 4 * 257 <= max(made_of_ours) <= 6 * 257
