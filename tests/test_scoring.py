@@ -581,7 +581,8 @@ def test_a_sweep_judges_the_ways_that_gained_most_and_none_that_diverged(tmp_pat
     answers = {'as it is': [1, 1, 0, 0] * 2, '--loop=1x2-3': [0] * 8, '--loop=3-1x2': [1] * 8,
                '--loop=1-1x2-2': [math.nan] * 8, '--loop=2-1x2-1': [1, 1, 1, 0] * 2}
     monkeypatch.setitem(rows_file.MEASURES, 'tasks', lambda subject: [
-        ({}, dict(toy_copy=scoring.of_answers(answers[str(subject.way)])))])
+        ({}, dict(toy_copy=scoring.of_answers(answers[str(subject.way)]), beside=Score(
+            'log_prob', 0.0, None, [0.0] * 8)))])       # by which nothing is ranked
     run = save_run(tmp_path / 'run', tiny(vocab_size=257, context=96))
     rows = written('sweep', tmp_path / 's.csv', run, '--blocks=1', '--tasks=toy_copy', '--best=2')
     assert {row['way'] for row in rows if row['part'] == 'judge'} == {
