@@ -219,11 +219,13 @@ def test_two_arms_and_a_partner_and_what_evaluate_says_of_them(call, tmp_path, c
 
 MADE = {        # what the arms of the next test are made of
     'c.py': 'from made import make\nfrom parts.helper import SHARE as _share\n'
-            'from distant import X as _x\ninit = make(0.5)\ngrow = "lidas"\nn_layer = 4\n',
+            'from distant import X as _x\nfrom ops import scale as _scale\n'
+            'init = make(0.5)\ngrow = "lidas"\nn_layer = 4\n',
     '../far/distant.py': 'X = 1\n',
     'made.py': 'def make(share):\n    def init(new, old):\n        new.mul_(1.0)\n'
                '    return init\n',
-    'parts/__init__.py': '', 'parts/helper.py': 'SHARE = 1\n', 'plan.py': 'ALPHA = 1\n'}
+    'parts/__init__.py': '', 'parts/helper.py': 'SHARE = 1\n',
+    'ops/scale.py': 'SCALE = 1\n', 'plan.py': 'ALPHA = 1\n'}
 
 
 def test_a_folder_is_named_by_all_that_decides_what_will_stand_in_it(data, tmp_path,
@@ -257,7 +259,8 @@ def test_a_folder_is_named_by_all_that_decides_what_will_stand_in_it(data, tmp_p
         assert changed(first, folders(**words)) == its, words
     for name, old, new, its in (
             ('c.py', '0.5', '0.6', children), ('made.py', '1.0', '2.0', children),
-            ('parts/helper.py', '1', '2', children), ('../far/distant.py', '1', '2', children),
+            ('parts/helper.py', '1', '2', children), ('ops/scale.py', '1', '2', children),
+            ('../far/distant.py', '1', '2', children),
             ('plan.py', '1', '2', {*first}), (data / 'val.json', '"bytes"', ' "bytes"', {*first})):
         write(own / name, (own / name).read_text().replace(old, new))
         before, first = first, folders()

@@ -227,6 +227,17 @@ def test_a_with_leaves_no_trace(six, looped):
             pass
 
 
+def test_another_model_of_the_same_config_stays_as_it_is():
+    model = family('gemma3_text')
+    other = type(model)(model.config).eval()
+    t = tokens()
+    plain = other(t).logits
+    for order in ([0, 1, 4, 5], [0, 2, 1, 3, 4, 5]):
+        with in_order(model, order):
+            assert torch.equal(other(t).logits, plain)
+        assert model.config is other.config is model.model.layers[0].self_attn.config
+
+
 @both
 def test_first_token_by_token_against_a_slow_form(six, looped):
     """Evaluation k of token t: the others carry their evaluation-1 streams, t alone its own. One

@@ -73,6 +73,9 @@ def read_options(argv):
     if 'seed' in named:
         raise Refused('which seeds are trained is --seeds; the seed of the questions stands in a '
                       'file of arms')
+    if 'data' in named:
+        raise Refused('what is trained on is --more=--data=...; other data to be measured on stand '
+                      'in a file of arms')
     options = read(Options, argv, ['lines'])
     if len(options.lines) > 1:
         names = [' '.join(Path(word).stem if word.endswith('.py') else word

@@ -2,10 +2,8 @@
 Usage: options = read(Options, argv, ['run', 'shape'])
 """
 import contextlib
-import functools
 import sys
 import sysconfig
-from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import get_origin
 
@@ -75,19 +73,16 @@ def lent_names(file, files=None):
         sys.modules.update({name: module for name, module in lent.items() if module})
 
 
-@functools.cache
-def installed():
-    "Packages that stay as they are loaded: also those that are installed from a folder of yours."
-    return {'__main__', 'nanodepth', *packages_distributions()}
-
-
 def is_yours(name):
-    return name.partition('.')[0] not in installed() and own_file(sys.modules[name])
+    stay = '__main__', 'nanodepth', 'torch', 'numpy', 'tqdm'        # wherever they were built
+    return name.partition('.')[0] not in stay and own_file(sys.modules[name])
 
 
 def own_file(module):
-    "Its file, if a module is yours: not of the package, nor of Python, nor installed."
-    file = getattr(module, '__file__', None) or str(HERE)       # text: there are thousands
+    """Its file, if a module is yours: not of the package, nor of Python, nor among the packages of
+    others. Of a folder without an __init__.py, the folder."""
+    file = getattr(module, '__file__', None) or next(iter(getattr(module, '__path__', ())), HERE)
+    file = str(file)                        # text: there are thousands
     if file.startswith(STDLIB) or 'site-packages' in file or 'dist-packages' in file:
         return None
     return None if Path(file).resolve().is_relative_to(HERE) else Path(file).absolute()

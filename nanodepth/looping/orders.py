@@ -88,7 +88,10 @@ def in_order(model, order):
     for first, window in windows:
         check_host(model, layers, window.items, window.keeps)
     config = model.config.get_text_config()
-    before, hooks, lists = dict(layers._modules), [], {}
+    own = copy.copy(config)         # another model may have been made with the same one
+    places = [(each, name) for each in (*model.modules(), model.config)
+              for name, value in vars(each).items() if value is config]
+    before, hooks = dict(layers._modules), []
     mode = model.training
     # asked for streams, transformers hooks each layer for good: the copies have that
     how = {} if windows else dict(output_hidden_states=True)
@@ -96,14 +99,15 @@ def in_order(model, order):
         calls = calls_of(model, layers, **how)
         want = run_by_hand(layers, calls, numbers) if is_other else None
     try:
+        for each, name in places:
+            setattr(each, name, own)
         layers._modules = {str(place): placed(layers[i], place) for place, i in enumerate(numbers)}
-        config.num_hidden_layers = len(numbers)
+        own.num_hidden_layers = len(numbers)
         if is_other:
             with refusing(Exception, why=lambda error: f'{by_place(model)} ({error})'):
                 for name in EACH_LAYER:
                     if value := getattr(config, name, None):
-                        setattr(config, name, [value[i] for i in numbers])
-                        lists[name] = value
+                        setattr(own, name, [value[i] for i in numbers])
                 refuse_another_stream(model, layers, want)
         for first, window in windows:
             put_in(layers, first, window, [isinstance(calls[i][1], tuple) for i in numbers])
@@ -119,9 +123,8 @@ def in_order(model, order):
         layers._modules = before
         if model.training != mode:          # train or eval was called in here
             layers.train(model.training)
-        config.num_hidden_layers = len(before)
-        for name, value in lists.items():
-            setattr(config, name, value)
+        for each, name in places:
+            setattr(each, name, config)
 
 
 def as_ours(item):

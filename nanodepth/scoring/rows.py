@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from importlib.metadata import distributions
@@ -101,6 +102,7 @@ def by_metric(subject):
     return [({}, {name: float(number) for name, number in numbers.items()})]
 
 
+BEGAN = time.time_ns()      # of this process: code that was edited since may not be what runs here
 # {name: function}. It takes a Subject, whose model runs in one of its ways, and gives a list of
 # (place, {name: Score or number}). The place is {} or, for example, {'depth': 3}.
 MEASURES = dict(loss=on_data, text=on_data, log_prob=on_tasks, tasks=on_tasks, lm_eval=by_lm_eval,
@@ -262,7 +264,9 @@ class Subject:
                 *yours, *EVALS.rglob('*.*'), *BROUGHT_BY]
         packages = [f'{each.name} {each.version}' for each in distributions()
                     if each.name in ('torch', 'transformers', 'tokenizers', 'lm_eval')]
-        said = [str(checkpoint_file(self.path).resolve()), self.files, rows, asked, stamps(code),
+        code = stamps(code)
+        edited = any(changed > BEGAN for *_, changed in code) and BEGAN
+        said = [str(checkpoint_file(self.path).resolve()), self.files, rows, asked, code, edited,
                 str(next(self.model.parameters()).dtype), sorted(packages)]
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:24]
 
