@@ -44,7 +44,7 @@ REFUSALS = [
     ([*COMPARE, '--seeds=0', '--seed=3'], 'which seeds are trained is --seeds'),
     ([*COMPARE[:3], '--more=--seed 1'], 'which seeds are trained is --seeds'),
     ([*COMPARE, '--seeds=0'], 'must be how many'),
-    ([*COMPARE, '--data={data}'], 'what is trained on is --more=--data'),
+    ([*COMPARE, '--seeds=0', '--data={data}'], 'what is trained on is --more=--data'),
     ([*COMPARE, '--seeds=3-1'], 'must be how many'),
     ([*COMPARE, '--seeds=1,2'], 'must be how many'),
     ([*COMPARE, '--tasks=toy_assign/x'], 'the depth must be a whole number'),
