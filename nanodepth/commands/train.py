@@ -123,6 +123,14 @@ def planned(config):
     return sum(flops for *_, flops in stretches(config)) * config.batch_size * config.context
 
 
+def check_shard(folder, shard):
+    for ending, written in shard['sha256'].items():
+        path = (folder / shard['file']).with_suffix(ending)
+        if hash_of(path) != written:
+            raise Refused(f'{path} is not what was written (wrong checksum); '
+                          f'{how_to_prepare(folder)}')
+
+
 def check_data(folder):
     "Say what is in a dataset, or in each of a mixture, and check every checksum."
     for part in parts_of(folder):
@@ -132,11 +140,7 @@ def check_data(folder):
         for split in ('train', 'val'):
             about = read_json(part / f'{split}.json')
             for shard in tqdm(about['shards'], f'{part}, {split}: checking', leave=False):
-                for ending, written in shard['sha256'].items():
-                    path = (part / shard['file']).with_suffix(ending)
-                    if hash_of(path) != written:
-                        raise Refused(f'{path} is not what was written (wrong checksum); '
-                                      f'{how_to_prepare(part)}')
+                check_shard(part, shard)
             tokenizer = get_tokenizer(about['tokenizer'])
             if fingerprint(tokenizer) != about['fingerprint']:
                 raise Refused(f'{part} was made with another tokenizer than the one that is '

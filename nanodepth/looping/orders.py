@@ -77,9 +77,15 @@ def in_order(model, order):
                 raise Refused(f'pin={span.pin!r}: the layers have no router beside experts')
         with running(model, order):
             yield model
-        return
-    given, model = model, getattr(model, '_orig_mod', model)        # of torch.compile
-    layers, order = layers_of(model), [*map(as_ours, order)]
+    else:
+        with exchanged(getattr(model, '_orig_mod', model), [*map(as_ours, order)]):
+            yield model         # as it was given: torch.compile's has the other one within
+
+
+@contextlib.contextmanager
+def exchanged(model, order):
+    "Inside a `with` another family's model has copies of its layers, as an order says."
+    layers = layers_of(model)
     numbers = unrolled(order)
     starts = itertools.accumulate((len(unrolled([item])) for item in order), initial=0)
     windows = [(first, item) for first, item in zip(starts, order) if not isinstance(item, int)]
@@ -89,8 +95,8 @@ def in_order(model, order):
         check_host(model, layers, window.items, window.keeps)
     config = model.config.get_text_config()
     own = copy.copy(config)         # another model may have been made with the same one
-    places = [(each, name) for each in (*model.modules(), model.config)
-              for name, value in vars(each).items() if value is config]
+    uses = [(each, name) for each in (*model.modules(), model.config)
+            for name, value in vars(each).items() if value is config]
     before, hooks = dict(layers._modules), []
     mode = model.training
     # asked for streams, transformers hooks each layer for good: the copies have that
@@ -99,7 +105,7 @@ def in_order(model, order):
         calls = calls_of(model, layers, **how)
         want = run_by_hand(layers, calls, numbers) if is_other else None
     try:
-        for each, name in places:
+        for each, name in uses:
             setattr(each, name, own)
         layers._modules = {str(place): placed(layers[i], place) for place, i in enumerate(numbers)}
         own.num_hidden_layers = len(numbers)
@@ -115,7 +121,7 @@ def in_order(model, order):
                    and any(each is layers for each in m.modules())]
         hooks = [m.register_forward_pre_hook(refuse_insights, with_kwargs=True) for m in holders]
         model.order = order
-        yield given
+        yield
     finally:
         vars(model).pop('order', None)
         for hook in hooks:
@@ -123,7 +129,7 @@ def in_order(model, order):
         layers._modules = before
         if model.training != mode:          # train or eval was called in here
             layers.train(model.training)
-        for each, name in places:
+        for each, name in uses:
             setattr(each, name, config)
 
 
