@@ -3,15 +3,15 @@
 The idea: a grown model is an order of the small one, [0, 1, 2, 3, 2, 3] say, after which every
 entry gets its own copy of the weights. So growing is untied looping, and looping is tied growing:
 `untie(model, order)` computes what `order` computed, to the last bit, and from then on the copies
-drift apart. A step of a shallow model costs less, so growing saves compute.
+drift apart. (The small model has not run that order before, so the loss jumps a little.) A step of
+a shallow model costs less, so growing saves compute.
 
 Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", section 3.1 (the operators), appendix A
 (the schedule, PROP-alpha: stage i gets a share i^alpha of the steps), Table 7 (the compute saved).
 MIDAS is Saunshi et al., 2024.
-Here: LIDAS copies the contiguous layers [L/2 - b/2, L/2 + b/2) right after themselves, as the
-paper's Figure 2 draws it; its printed formula would take b + 1 of them. PROP-alpha rounds down and
-gives the rest to the last stage. So Table 7 comes out to the last digit, which it does not by the
-rule in the paper's text (the rest to the stages with the largest fractions).
+Here: LIDAS copies the contiguous layers [L/2 - b/2, L/2 + b/2) right after themselves, as Figure 2
+draws it; its printed formula would take b + 1 of them. What PROP-alpha's rounding leaves goes to
+the last stage (in the paper's text, to those with the largest fractions): so Table 7 comes out.
 
 Usage:
     order = lidas(n_layer=8, block=2)                   # [0, 1, 2, 3, 4, 3, 4, 5, 6, 7]
@@ -84,9 +84,8 @@ def untie(model, order, optimizer=None, init=None):
 
 
 def renumbered(order, first=0):
-    """(the order with its layers numbered anew from `first` on, one after another; the old number
-    of each). [3, 3, 8] gives [0, 1, 2] and [3, 3, 8]. The items of a Span are numbered once, so
-    what a Span runs several times stays one layer."""
+    """(the order with its layers numbered anew from `first` on; the old number of each new layer).
+    [3, 3, 8] gives [0, 1, 2] and [3, 3, 8]. What a Span runs several times stays one layer."""
     new_order, sources = [], []
     for item in order:
         if isinstance(item, int):
@@ -142,10 +141,9 @@ def growths(grow, start, end, block):
         depths.append(len(orders[-1]))
         assert depths[-1] > depths[-2], f'{grow} does not grow {depths[-2]} layers: {orders[-1]}'
         assert max(orders[-1]) < depths[-2], f'{orders[-1]} names more than {depths[-2]} layers'
-    if depths[-1] != end:
-        name = getattr(grow, '__name__', grow)
-        raise Refused(f'{name} from {start} layers does not reach n_layer={end}, but '
-                      f'{", ".join(map(str, depths))}')
+    name = getattr(grow, '__name__', grow)
+    require(depths[-1] == end, f'{name} from {start} layers does not reach n_layer={end}, but '
+            f'{", ".join(map(str, depths))}')
     return orders
 
 
@@ -164,8 +162,8 @@ def growth_plan(grow, end, block, constant_steps, alpha=1.0, start=None):
     require(min(lengths) >= 1, f'{constant_steps} steps before the decay are too few for '
             f'{len(lengths)} stages from {start or block} to {end} layers')
     stages = [Stage(0, None, start or block)]
-    for order, length in zip(orders, lengths):      # the stage before takes so many steps
-        stages.append(Stage(stages[-1].first_step + length, order, len(order)))
+    for order, steps_before in zip(orders, lengths):        # lengths[0] is of the first stage
+        stages.append(Stage(stages[-1].first_step + steps_before, order, len(order)))
     return stages
 
 
@@ -175,5 +173,9 @@ if __name__ == '__main__':
     n_layer, block = map(int, sys.argv[1:])
     for name in ('midas', 'lidas'):
         print(f'{name}: for each layer of a stage, the layer of the stage before that it copies')
-        for order in growths(name, block, n_layer, block):
+        try:
+            orders = growths(name, block, n_layer, block)
+        except Refused as error:
+            sys.exit(f'grow: {error}')
+        for order in orders:
             print(f'  {len(order) - block:3} -> {len(order):3}: {" ".join(map(str, order))}')

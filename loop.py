@@ -3,9 +3,8 @@
 The idea: a looped model is an order with repeats. In the notation here, 4x6 is four layers that run
 six times, and 4-4x4-4 is four layers, the next four run four times, and then four more. Its weights
 are tied across depth, so it costs as much to run as a deep model and as little to store as a
-shallow one. `untie` (grow.py, the next file) cuts the ties without changing a single logit: growing
-is untied looping, and looping is tied growing. Nothing here runs a model: LM.run in model.py runs
-any list, and this file writes lists.
+shallow one. `untie` (grow.py, the next file) cuts the ties without changing a single logit. Nothing
+here runs a model: LM.run in model.py runs any list, and this file writes lists.
 
 Paper: "From Growing to Looping", section 3.1 (the notation), 4.2 (repeating a middle block that was
 never trained to loop), 5.2 (recurrence added in the cool-down), Table 1 and Figure 1 (what it is
@@ -22,7 +21,7 @@ import contextlib
 import re
 import sys
 
-from model import Refused
+from model import Refused, require
 
 
 def repeat_block(order, start, length, times=2):
@@ -43,9 +42,8 @@ def parse_loop(text):
     order, unique = [], 0
     for segment in text.split('-'):
         match = re.fullmatch(r'([1-9]\d*)(?:x([1-9]\d*))?', segment)
-        if match is None:
-            raise Refused(f'{segment!r} in the loop {text!r} is neither layers, such as 4, nor a '
-                          'block that runs several times, such as 4x6')
+        require(match, f'{segment!r} in the loop {text!r} is neither layers, such as 4, nor a '
+                'block that runs several times, such as 4x6')
         size, times = int(match[1]), int(match[2] or 1)
         order += [*range(unique, unique + size)] * times
         unique += size
@@ -55,9 +53,8 @@ def parse_loop(text):
 def fit_loop(text, n_layer):
     "parse_loop for a model of n_layer layers. It must name all: one left out would not be trained."
     order = parse_loop(text)
-    if max(order) + 1 != n_layer:
-        raise Refused(f'the loop {text} has {max(order) + 1} unique layers, but the model has '
-                      f'{n_layer}')
+    require(max(order) + 1 == n_layer, f'the loop {text} has {max(order) + 1} unique layers, but '
+            f'the model has {n_layer}')
     return order
 
 

@@ -18,7 +18,6 @@ Usage:
     loss = model(tokens, targets, order=[0, 1, 2, 3, 2, 3])     # the last two layers run twice
     model.order = [0, 1, 2, 3, 2, 3]                            # from now on
 """
-import functools
 import hashlib
 import inspect
 import math
@@ -40,9 +39,8 @@ def require(condition, line):
         raise Refused(line)
 
 
-@functools.lru_cache
 def seed_for(seed, purpose, step=0):
-    "63 bits. Every random draw is a function of these three, so no generator is ever saved."
+    "63 bits. Each draw of training is a function of these three, so no generator is ever saved."
     digest = hashlib.blake2b(f'{seed} {purpose} {step}'.encode(), digest_size=8).digest()
     return int.from_bytes(digest, 'big') >> 1
 
@@ -102,7 +100,7 @@ class Span:
 
 
 def unrolled(order):
-    "The numbers of an order's layers as they run, Spans written out. A depth is a place in it."
+    "The numbers of an order's layers as they run, Spans written out. A depth is a place in this."
     layers = []
     for item in order:
         layers += [item] if isinstance(item, int) else item.unrolled()
@@ -127,7 +125,7 @@ def seen(cache, depth=0):
 
 def rope_tables(config):
     "cos and sin of every token's angles, (T, hd/2) each."
-    # This order of operations is Hugging Face's. Another is 0.01 radian off at token 100,000.
+    # This order of operations is Hugging Face's. Others are up to 0.01 radian off at token 100,000.
     channels = torch.arange(0, config.head_dim, 2).float()
     freq = 1.0 / config.rope_theta ** (channels / config.head_dim)              # (hd/2,)
     if config.rope_scaling is not None:     # Llama 3: slow the long waves down, keep the short ones
@@ -173,7 +171,8 @@ class Attention(nn.Module):
                 v = torch.cat((cache[depth][1], v), dim=2)
             cache[depth] = k, v
         S = k.shape[2]
-        # (`T == S` alone would make torch.compile write a graph for each length.)
+        # Causal, unless these tokens continue a cache. (`T == S` says the same, but with that alone
+        # torch.compile would write a graph for each length.)
         is_causal = cache is None or T == S
         mask = None
         if not is_causal and T > 1:         # the last T of S tokens, which see all before them
@@ -275,7 +274,7 @@ class LM(nn.Module):
         if cache is not None:
             cache.setdefault('layers', layers)
             require(cache['layers'] == layers,
-                    'this cache holds the keys of another order or r: go on with that')
+                    'this cache was filled by another order or r: use that one, or a new cache')
         return self.run(self.embed(tokens), order, 0, cache, tap)
 
     def forward(self, tokens, targets=None, order=None, cache=None, tap=None):
@@ -290,8 +289,8 @@ class LM(nn.Module):
     def sum_of_losses(self, x, targets):
         "The cross-entropies of the logits of x (n, C) over the targets that are not -1, added up."
         weight = self.head.weight
-        # Logits (of 2 bytes) of over a tenth of the memory are made in pieces, and again for the
-        # backward pass.
+        # Logits that would fill over a tenth of the memory (at two bytes each) are made in pieces,
+        # and made again in the backward pass.
         if 2 * len(x) * len(weight) <= memory_of(x.device) // 10:
             return self.cross_entropy(x, weight, targets)
         return sum(checkpoint(self.cross_entropy, part, weight, answers, use_reentrant=False)

@@ -7,7 +7,7 @@ starts at any depth: each probe is a few lines on top of these three.
 Papers: "Do Depth-Grown Models Overcome the Curse of Depth?", section 4 and appendix B; "From
 Growing to Looping", section 4.1 and appendix E (after Csordas et al.).
 Here, where they are silent or differ: a layer's contribution is removed for the tokens 0 to t, and
-the effect measured at the later ones: for every t of up to 32 tokens, else for 16 random ones.
+the effect measured at the later ones, for each t in rows of up to 32 tokens, else for 16 random t.
 
 Usage:
     score, per_layer = depth_score(model, tokens)       # where does its work reach later tokens?
@@ -29,7 +29,7 @@ from model import Refused, require, spans_in, unrolled
 def depth_score(model, tokens, boundaries=None):
     """(the score, w (D,)). w[d]: when layer d is erased at the tokens up to t, how far do the
     probabilities of later tokens move? The largest move over t and tokens, a mean over the rows.
-    The score is sum d w[d] / sum w[d]."""
+    (That of the last layer is 0.) The score is sum d w[d] / sum w[d]."""
     plain = record(model, tokens)
     D, B, T, _ = plain['input'].shape
     largest = torch.zeros(D, B, device=tokens.device)

@@ -10,9 +10,9 @@ Paper: "Teaching Pretrained Language Models to Think Deeper with Retrofitted Rec
 (the model, surgery, the count of FLOPs), 4.2 (the curriculum), appendix B, C.1 (which layers, the
 additive adapter), E (the cuts).
 Differs:
-- The adapter begins as (s, e) to e. So with no layer dropped the model is its parent, at any r (but
-  LN-scaling sees the depth). Each place in a text has one first state, which is always the same.
-  What the authors' code does is inject='authors', start='authors' and fresh=True.
+- The adapter first returns e, and ignores s. So with no layer dropped the model is its parent, at
+  any r, until it is trained (but LN-scaling sees the depth). The first state at a token's place is
+  always the same. What the authors' code does is inject='authors', start='authors', fresh=True.
 - We draw r once per step. They draw it once per micro-batch, so their grad_accum changes results.
 
 Usage:
@@ -23,6 +23,7 @@ Usage:
 """
 import functools
 import math
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -63,10 +64,11 @@ def parts_of(model):
 
 def cut(shape, n_layer):
     "'4-8-4' as prelude, core and coda: the first 4 layers, the 8 before the last 4, the last 4."
+    require(re.fullmatch(r'\d+-\d+-\d+', shape),
+            f'the shape {shape} is not three numbers of layers, such as 4-8-4')
     prelude, core, coda = map(int, shape.split('-'))
-    if core < 1 or prelude + core + coda > n_layer:
-        raise Refused(f'the shape {shape} needs {prelude + core + coda} layers and a core of at '
-                      f'least one, but the model has {n_layer}')
+    require(core >= 1 and prelude + core + coda <= n_layer,
+            f'the shape {shape} has no core, or more layers than the {n_layer} of the model')
     end = n_layer - coda
     return [*range(prelude)], [*range(end - core, end)], [*range(end, n_layer)]
 
@@ -149,13 +151,13 @@ class Core(Span):
     def first_state(self, e, first):
         "(B, T, C) for the stream e, whose first token has the place `first` in its text."
         B, T, C = e.shape
-        if self.generators:
+        if self.generators:             # in training: one for each row
             s = torch.stack([noise(self.start, (T, C), each) for each in self.generators])
         elif self.fresh:
             self.forwards += 1
             seed = seed_for(0, 'first state', self.forwards)
             s = noise(self.start, (B, T, C), torch.Generator(e.device).manual_seed(seed))
-        else:                           # in sizes that double, so that few are drawn
+        else:                           # of each place (in sizes that double, so few are drawn)
             pieces = 2 ** max(0, math.ceil(math.log2((first + T) / 64)))
             s = fixed_noise(self.start, pieces, C, e.device)[first:first + T]           # (T, C)
         return (s.to(e) * self.std(C)).expand(B, T, C)

@@ -96,7 +96,7 @@ def take_steps(run, signals):
             flops = run.model.flops_per_token(context=c.context)    # with this step's r
         norm = clip(run)
         if step + 1 < c.steps:
-            batch = fetch(run, step + 1)        # read while the GPU works; below, it waits for it
+            batch = fetch(run, step + 1)        # while the GPU works: `exchange` waits for it
         loss, stopped_by = exchange(run.machine, own_loss, signals)
         norm = norm.item()
         if not math.isfinite(loss + norm):      # in the log, so that a lower rate may go on here
@@ -126,7 +126,7 @@ def fetch(run, step):
 @contextlib.contextmanager
 def recurring(model, now):
     "In here a core runs as often as the plan says. (Its own r is for validation and checkpoints.)"
-    core = core_of(model) or Core([])           # without one: a Core that nobody runs
+    core = core_of(model) or Core([])           # (a model without a core: one that nobody runs)
     own = dict(vars(core))      # r, backprop_depth, and the generators that `backward` sets
     core.r, core.backprop_depth = now.r, now.backprop_depth
     yield
@@ -158,7 +158,7 @@ def backward(run, now, batch):
 
 
 def clip(run):
-    "Clips the gradients, and returns their norm before that. (Its last bit depends on the order.)"
+    "Clips the gradients, and returns their norm before that. (The order decides its last bit.)"
     return torch.nn.utils.clip_grad_norm_(parameters_of(run.optimizers),
                                           run.c.grad_clip or math.inf)
 
@@ -184,7 +184,7 @@ def change(run, now):
         run.wrapped = None      # DDP and its gradients go with the old model
         torch.manual_seed(seed_for(run.c.seed, 'growth', now.step))     # for `init`
         run.model = untie(run.model, now.grown_from, run.optimizers, run.c.init)
-        run.optimizers = made_anew(run.optimizers, run.model, run.c)
+        run.optimizers = made_anew(run.optimizers, run.model, run.c)    # groups may be by depth
         gc.collect()            # the old model's memory: compiled Blocks are reference cycles
         torch.cuda.empty_cache()
         run.wrapped = wrap(run.machine, run.model)

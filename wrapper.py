@@ -75,8 +75,8 @@ SOLVERS = dict(naive=naive, rk=rk, euler=euler)         # the package adds ten m
 # --------------------------------------------------------------------------------- in any order
 
 def name_of(solver):
-    """A checkpoint keeps a solver by its name. A function of yours is known by its own from its
-    first use on."""
+    """A checkpoint keeps a solver by its name. A function of yours is entered in SOLVERS here, when
+    it is first used."""
     if isinstance(solver, str):
         require(solver in SOLVERS, f'solver {solver}: known are {", ".join(SOLVERS)}')
         return solver
@@ -120,8 +120,8 @@ class Window(Span):
         return self.solver(g, x, self.K, **self.options)
 
     def caches(self, cache, before, depth):
-        """What each evaluation reads and adds to. `before` is a copy of the cache, as this forward
-        found it."""
+        """The cache that each evaluation reads and adds to, one after the other. `before` is a copy
+        of the cache, as this forward found it."""
         yield cache             # the first evaluation has the cache itself
         for k in itertools.count(2):
             if cache is None:
@@ -135,7 +135,7 @@ class Window(Span):
                 yield own
 
     def evaluations(self):
-        "How often the solver evaluates g, which may be another number than K: it is tried."
+        "How often the solver evaluates g, which may not be K: it is tried on a dummy stream."
         evaluated = []
 
         def g(x):
@@ -158,7 +158,7 @@ def around(order, a, b):
     "The items of an order before the depths a to b, those at them, and those after."
     starts = [len(unrolled(order[:i])) for i in range(len(order) + 1)]      # of each item, a depth
     require({a, b + 1} <= {*starts} and a <= b,
-            f'the window {a}-{b} begins or ends within a recurrent core, or not in {order}')
+            f'the window {a}-{b} is not made of whole items of the order {order}')
     first, end = starts.index(a), starts.index(b + 1)
     return order[:first], order[first:end], order[end:]
 

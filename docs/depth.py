@@ -6,7 +6,7 @@ core of layers to run as often as you ask. The wrapper takes small steps through
 learned to loop. `python depth.py` tries each on puzzles, of which a chain looks like this:
 
     w7 bw fb | ?w ?b ?f     w is 7, b stands for w, and f for b, so the answers are 7, 7 and 7:
-                            behind no alias, one alias and two aliases
+                            with no alias, one alias and two aliases
 
 The model gets a pair as one token, and no positions. A statement sees only itself, and a question
 sees itself and all statements of its row. A question looks for the statement that has its right

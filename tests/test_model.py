@@ -84,7 +84,7 @@ def test_cached_logits_and_generation_equal_uncached(tiny, order, fields):
     depth = len(order or model.order)
     assert seen(cache) == 10
     assert all(t.shape == (2, 2, 10, 8) for d in range(depth) for t in cache[d])
-    with pytest.raises(Refused, match='keys of another order'):        # also of one as deep
+    with pytest.raises(Refused, match='filled by another order'):        # also of one as deep
         model(tokens[:, :1], order=[0] * depth, cache=cache)
     with pytest.raises(Refused, match='13 tokens are more than the context of 12'):
         model(tokens[:, :3], order=order, cache=cache)

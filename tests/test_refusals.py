@@ -15,7 +15,7 @@ TRAIN = ['train', '--data={data}', '--out_dir={out}', '--device=cpu']
 COMPARE = ['compare', 'config/baseline.py', 'config/lidas.py', '--more=--data={data}',
            '--out={out}']
 REFUSALS = [
-    ([*TRAIN, '--data=data/toi'], 'there is no data in data/toi: its prepare.py makes train.json'),
+    ([*TRAIN, '--data=data/toi'], 'no data in data/toi: its config or prepare.py says how'),
     ([*TRAIN, '--dry_run', '--data=data/toi'], 'vocab_size is unknown'),
     (['cut', '{run}', '1-1', '--out={out}'], 'the shape 1-1 is not three numbers'),
     (['cut', '{run}', '1-1-1', '--out={out}', '--layers=0/9/1'], 'has the layers 0 to 3'),

@@ -672,5 +672,5 @@ def test_what_is_refused_before_anything_is_touched(six, make, how, message):
 
 def test_a_window_neither_begins_nor_ends_within_a_core(six):
     for window in (WINDOW, (3, 9)):
-        with pytest.raises(Refused, match='begins or ends within a recurrent core'):
+        with pytest.raises(Refused, match='not made of whole items'):
             looped(surgery(six, '2-2-2', r=4), window)      # it runs from depth 2 to 9

@@ -65,7 +65,6 @@ def load(folder, classes=()):
     require(path.exists(), f'there is no run in {folder}: {path} is not there')
     # mapped, but on Windows, where a mapped file could not be replaced
     saved = torch.load(path, map_location='cpu', weights_only=True, mmap=os.name == 'posix')
-    saved['model_config'].pop('order', None)        # of older files
     model = LM(ModelConfig(**saved['model_config']))
     model.order = read_order(saved['order'], classes)
     has_weights = 'adapter.weight' in saved['model']    # also if its order has no Core any more

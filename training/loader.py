@@ -1,9 +1,9 @@
 """Which row is read: it follows from the seed and the row's number, so no position is ever saved.
 
 A dataset is a folder, whose train.json and val.json say what is in its shards. train_*.bin are
-tokens. Beside one may be a .mask, 1 where a token counts in the loss, and a .marks: of tokens that
-belong to an answer the number of its kind, plus 128 on its first token. A folder may also be a
-mixture: its mixture.json is {a folder in it: its share of the rows}.
+tokens. Beside one may be a .mask, 1 where a token counts in the loss, and a .marks, in which each
+token of an answer has the number of its kind, and the first token that number plus 128. A folder
+may also be a mixture: its mixture.json is {a folder in it: its share of the rows}.
 
 A *window* is `context` tokens of a dataset. *Rows* are numbered through the whole run, and each
 holds a window. An *epoch* of a dataset is over when each of its windows came once.
@@ -134,7 +134,7 @@ class Loader:
         for folder in folders_of(data):
             parts = parts_of(folder)
             require(all((part / f'{split}.json').exists() for part in parts),
-                    f'there is no data in {find(folder)}: its prepare.py makes {split}.json')
+                    f'there is no data in {find(folder)}: its config or prepare.py says how')
             self.datasets += [Dataset(part, split, context) for part in parts]
             shares += [share / sum(parts.values()) for share in parts.values()]
         self.n_windows = np.array([each.ends[-1] for each in self.datasets])    # of each dataset

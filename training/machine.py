@@ -95,8 +95,8 @@ def wrap(machine, model):
             model.cross_entropy = torch.compile(LM.cross_entropy, dynamic=False)
     if SIZE == 1:
         return model
-    # DDP has to look for what an order leaves out. On CPUs it always does, and gets a hook: so it
-    # adds and divides in one way in all steps, and a resumed run has the bits of a whole one.
+    # DDP has to look for what an order leaves out. On CPUs it always looks, and averages by a hook:
+    # without both its first step rounds in another way, and so would a resumed run.
     runs_all = {*unrolled(model.order)} == {*range(len(model.layers))}
     runs_all &= hasattr(model, 'adapter') == bool(core_of(model))
     with warnings.catch_warnings(action='ignore', category=FutureWarning):      # DDP's own

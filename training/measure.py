@@ -30,8 +30,8 @@ def measure(run, metric=None):
 
 
 def losses_of(model, tokens, targets):
-    """(the loss of each target, is another token likelier), (B, T) each. Logits are made in pieces;
-    of equal ones, which bfloat16 has, the first counts as the likeliest."""
+    """(the loss of each target, is it missed), (B, T) each. It is missed if another token is
+    likelier, or as likely and earlier in the vocabulary. Logits are made in pieces."""
     device = model.norm.weight.device
     x = model.norm(model.hidden(tokens.to(device))).flatten(0, 1)               # (B*T, C)
     y = targets.to(device).flatten()

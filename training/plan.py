@@ -78,7 +78,7 @@ class Config:
     compile: bool | Literal['auto'] = 'auto'    # auto: on for cuda
     grad_accum: int = 1                 # a process computes its rows in this many pieces
 
-    def __post_init__(self):            # from here on both are numbers of steps
+    def __post_init__(self):            # from here on these two are numbers of steps
         for name in ('warmup_steps', 'decay_steps'):
             if isinstance(getattr(self, name), float):
                 setattr(self, name, round(getattr(self, name) * self.steps))
@@ -150,6 +150,8 @@ def rate(c, step):
         return 0.001 + 0.999 * (1 + math.cos(math.pi * t)) / 2
     return 1.0                          # 'constant'
 
+
+# ---------------------------------------------------- what is filled in, and what is refused
 
 def resolved(c, model, saved):
     """The settings, with what the model decides filled in: its core's r and depth where they are

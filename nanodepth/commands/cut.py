@@ -61,9 +61,7 @@ def scalable_start(model):
 
 def choose_layers(options, parent):
     "(prelude, core, coda), as lists of the parent's layers."
-    with refusing(ValueError, why=lambda error: f'the shape {options.shape} is not three numbers '
-                  'of layers, such as 4-8-4'):
-        parts = cut(options.shape, len(parent.layers))
+    parts = cut(options.shape, len(parent.layers))
     if options.layers:
         sizes = [len(part) for part in parts]
         with refusing(ValueError, why=lambda error: f'--layers: {error}'):
