@@ -126,8 +126,11 @@ def test_a_partner_has_the_flops_and_a_cool_down_in_proportion(tmp_path):
                      more='a --n_layer=16 --decay_steps=0.4',       # a share stays one
                      less='more --flops=a'), tmp_path, partners=True)
     assert schedule(both, 'a with the FLOPs of b') == (120, 12, 24)
-    steps, _, decay = schedule(both, 'less')
-    assert steps < 100 and decay == round(0.4 * steps)
+    late = Arms(dict(a='config/baseline.py --decay_steps=90', b='a --n_layer=16',
+                     less='b --decay_steps=0.4 --flops=a'), tmp_path)     # the last word counts
+    for arms in (both, late):
+        steps, _, decay = schedule(arms, 'less')
+        assert steps < 350 and decay == round(0.4 * steps)
     aside = Arms(dict(a='config/baseline.py', b='a --grow=lidas', c='a --steps=300'), tmp_path,
                  partners=True, against=dict(c='b'))
     assert aside.partners_of('a') == ['a with the FLOPs of b']
@@ -188,7 +191,7 @@ def test_two_arms_and_a_partner_and_what_evaluate_says_of_them(call, tmp_path, c
     assert 'Comparisons made here: 10.' in said
     [folder] = tmp_path.glob('c/grown-*-1')
     config, *own = GROWN.split()
-    line = folder.with_name(f'{folder.name}.txt').read_text().splitlines()[0]
+    line = (folder / 'train.txt').read_text().splitlines()[0]
     assert line.startswith(f'train {config} ') and f' {" ".join(own)} --seed=1' in line
     way = Way(window='1-2', solver='rk', K=3)
     scores = Subject(folder, Asked(tasks='toy_copy', n=4, batches=2, device='cpu',
@@ -265,6 +268,12 @@ def test_a_folder_is_named_by_all_that_decides_what_will_stand_in_it(data, tmp_p
         write(own / name, (own / name).read_text().replace(old, new))
         before, first = first, folders()
         assert changed(before, first) == its, name
+    helpers = own / 'ops/scale.py', own / 'parts/helper.py'     # that change places
+    for texts in (('SCALE = 1', 'SHARE = 2'), ('SHARE = 2', 'SCALE = 1')):
+        for path, text in zip(helpers, texts):
+            write(path, f'SCALE = SHARE = 1\n{text}\n')
+        before, first = first, folders()
+        assert changed(before, first) == children
     del sys.modules['distant']
 
 
@@ -299,9 +308,11 @@ def test_of_a_parent_for_each_seed_that_one_counts(tiny, data, tmp_path):
 
 def test_a_way_that_is_named_twice_is_asked_once():
     options = compare.Options(lines=[], window=('1-2',), K=(3,),
-                              ways=dict(a=['--window=1-2 --K=3,4', '--window=1-2 --K=4']))
-    assert [str(way) for way in compare.ways_of(options, 'a')] == [
-        'as it is', '--window=1-2 --K=3', '--window=1-2 --K=4']
+                              ways=dict(a=['--window=1-2 --K=3,4', '--window=1-2 --K=4'],
+                                        b='--window=1-2 --K=4'))
+    for name in 'ab':
+        assert [str(way) for way in compare.ways_of(options, name)] == [
+            'as it is', '--window=1-2 --K=3', '--window=1-2 --K=4']
 
 
 def test_what_was_stopped_goes_on(call, tmp_path, monkeypatch):
@@ -443,7 +454,7 @@ def test_sigterm_ends_the_run_in_hand_and_another_call_takes_what_is_free(call, 
     assert process.wait(60) == 130
     folder = logs[0].parent
     assert 0 < state_of(folder)['step'] < 9000
-    assert 'the same command goes on' in folder.with_name(f'{folder.name}.txt').read_text()
+    assert 'the same command goes on' in (folder / 'train.txt').read_text()
 
 
 @pytest.mark.parametrize('text, seeds', [('3', [0, 1, 2]), ('4-6', [4, 5, 6]), ('2-2', [2])])

@@ -345,6 +345,15 @@ def test_transformers_opens_ours_by_the_code_in_the_folder(tiny, tmp_path, name)
             theirs(tokens[:, :9], use_cache=True, **{name: cache})
             assert torch.allclose(theirs(tokens[:, 9:10], use_cache=True, **{name: cache}).logits,
                                   model(tokens[:, :10])[:, 9:], atol=1e-5)
+        # a cache goes on with fewer runs: each layer and run finds its own keys
+        cache, own = transformers.DynamicCache(), {}
+        theirs(tokens[:, :9], past_key_values=cache, num_steps=5)
+        core_of(model).r = 5
+        model(tokens[:, :9], cache=own)
+        core_of(model).r = 3
+        own = {depth: own[depth if depth < 7 else depth + 4] for depth in range(8)}
+        assert torch.allclose(theirs(tokens[:, 9:10], past_key_values=cache, num_steps=3).logits,
+                              model(tokens[:, 9:10], cache=own), atol=1e-5)
         with pytest.raises(TypeError, match='kv_store'):
             theirs(tokens, kv_store=cache)
         # padded on the left: the row that is not padded, and the padded one by itself

@@ -41,15 +41,14 @@ REFUSALS = [
     (['sample', '{run}', '--loop=2x2', '--r=2'], '--loop and --r are different'),
     (['sweep', '{run}', '--tasks=toy_copy', '--r=2'], 'r=2 is for models with a recurrent core'),
     (['evaluate', '{run}', '--tasks=toy_assign/6'], 'letters for depth 5 at most'),
-    ([*COMPARE, '--seeds=0', '--seed=3'], 'which seeds are trained is --seeds'),
+    ([*COMPARE, '--seeds=1', '--seed=3'], 'which seeds are trained is --seeds'),
     ([*COMPARE[:3], '--more=--seed 1'], 'which seeds are trained is --seeds'),
-    ([*COMPARE, '--seeds=0'], 'must be how many'),
-    ([*COMPARE, '--seeds=0', '--data={data}'], 'what is trained on is --more=--data'),
+    ([*COMPARE, '--seeds=1', '--data={data}'], 'what is trained on is --more=--data'),
     ([*COMPARE, '--seeds=3-1'], 'must be how many'),
     ([*COMPARE, '--seeds=1,2'], 'must be how many'),
     ([*COMPARE, '--tasks=toy_assign/x'], 'the depth must be a whole number'),
     ([*COMPARE, '--measures=log_prob'], 'nothing is asked'),
-    ([*COMPARE[:2], *COMPARE[1:], '--seeds=0'], 'two arms have one name'),
+    ([*COMPARE[:2], *COMPARE[1:], '--seeds=1'], 'two arms have one name'),
 ]
 
 

@@ -377,6 +377,26 @@ def test_all_models_get_rows_of_one_size(run, tmp_path, tiny, data, capsys):
     for path in (tmp_path / 'b', run[1]):
         other = Subject(path, asked, like=first)
         assert other.data() == first.data() == f'4 rows of 16 tokens a batch, 100% {data}'
+    size = Subject(run[1], asked).data()
+    assert size == Subject(tmp_path / 'b', asked, like=Subject(run[1], asked)).data()
+
+
+def test_a_run_and_its_export_have_one_loss(run, data):
+    first = Subject(run[0], Asked(data=str(data), device='cpu'))
+    export = Subject(run[1], first.asked, like=first)
+    assert export.tokenizer.starts and export.val.starts == []
+    a, b = (scoring.data_scores(each.answer, each.val)['loss'].mean for each in (first, export))
+    assert a == pytest.approx(b, rel=1e-6)
+
+
+def test_what_lm_eval_cannot_be_shown_is_refused_before_the_first_way(tmp_path, tiny, manager,
+                                                                     monkeypatch, capsys):
+    monkeypatch.setattr(harness, 'manager', lambda everything: manager)
+    monkeypatch.setattr(harness, 'evaluate', None)          # nothing is asked
+    save_run(tmp_path / 'core', surgery(tiny(vocab_size=257, context=96), '1-1-1'))
+    assert 'which runs one core or windows, and not' in refused(
+        capsys, 'evaluate', tmp_path / 'core', '--tasks=local_choice', '--measures=',
+        '--window=0-0', '--K=2', '--device=cpu', f'--out={tmp_path}/x.csv')
 
 
 def test_seeds_are_averaged(tmp_path, tiny, data, capsys):

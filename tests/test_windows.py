@@ -238,6 +238,17 @@ def test_another_model_of_the_same_config_stays_as_it_is():
         assert model.config is other.config is model.model.layers[0].self_attn.config
 
 
+def test_a_cache_of_another_order_is_refused():
+    model, t = family('llama'), tokens()
+    past = model(t[:, :7]).past_key_values
+    with in_order(model, [0, 2, 1, 3, 4, 5]):
+        want = model(t).logits[:, 7:]
+        with pytest.raises(Refused, match='filled in another order'):
+            model(t[:, 7:], past_key_values=past)
+        past = model(t[:, :7]).past_key_values
+        assert torch.allclose(model(t[:, 7:], past_key_values=past).logits, want, atol=1e-5)
+
+
 @both
 def test_first_token_by_token_against_a_slow_form(six, looped):
     """Evaluation k of token t: the others carry their evaluation-1 streams, t alone its own. One

@@ -58,7 +58,7 @@ class Options(Ways, Asked):
     against: dict[str, str] = field(default_factory=dict)   # {name: another arm than the first}
     margins: dict[str, float] = field(default_factory=dict)     # {of a metric: what is too little}
     partners: bool = True       # for each arm the first one with its training FLOPs
-    seeds: str = '3'            # how many, or which, such as 4-7
+    seeds: int | str = 3        # how many, or which, such as 4-7
     more: str = ''              # settings of every run
     measures: tuple[str, ...] = ('loss', 'text', 'log_prob')
     # the measures in the tables; (): the loss, that on text alone, the last answers
@@ -221,7 +221,7 @@ class Arms(dict):
         if flops:
             made.append(self.folder(flops, seed, known))
             settings['flops'] = made[-1]
-        said = json.dumps([settings, sorted(hash_once(*stamp) for stamp in files)], default=str,
+        said = json.dumps([settings, [hash_once(*stamp) for stamp in files]], default=str,
                           ensure_ascii=False)
         for folder in made:
             said = said.replace(str(folder), folder.name.rpartition('-')[0])
@@ -249,7 +249,8 @@ class Arms(dict):
         fits, and a cool-down in proportion, unless the line has one in steps. In a model that grows
         the cost is not quite in proportion to the steps, so it is tried again."""
         warmup, decay = config.warmup_steps, config.decay_steps
-        keeps = re.search(r'--decay_steps=\d+( |$)', ' '.join(self[name].words))
+        decays = [word[14:] for word in self[name].words if word.startswith('--decay_steps=')]
+        keeps = decays and decays[-1].isdecimal()
         now = config
         for _ in range(20):
             before = now
@@ -339,9 +340,9 @@ def is_whole(folder, config):
 
 
 def train(words, folder):
-    """train.py in a process of its own. Its line, and what it says, stand in a file beside the
-    folder. Ctrl-C and SIGTERM end it at its step, and then this one."""
-    told = Path(f'{folder}.txt')
+    """train.py in a process of its own. Its line, and what it says, stand in a file in the folder.
+    Ctrl-C and SIGTERM end it at its step, and then this one."""
+    told = folder / 'train.txt'
     told.parent.mkdir(parents=True, exist_ok=True)
     # by this package, and by no file of the current folder that is called like a module
     paths = [str(Path(nanodepth.__file__).parents[1]), os.environ.get('PYTHONPATH')]
@@ -370,7 +371,8 @@ def train(words, folder):
 
 def ways_of(options, name):
     ways = [Way(), *read_ways(options)]
-    for line in options.ways.get(name, ()):
+    lines = options.ways.get(name, ())
+    for line in [lines] if isinstance(lines, str) else lines:
         ways += read_ways(read(Ways, shlex.split(line)))
     return [*{str(way): way for way in ways}.values()]      # what is named twice is one way
 
@@ -399,13 +401,13 @@ def draw(options, arms, folders, rows):
 
 def main(argv=None):
     options = read_options(argv)
-    seeds = seeds_of(options.seeds)
+    seeds = seeds_of(str(options.seeds))
     device = [] if options.device == 'auto' else [f'--device={options.device}']
     measures_of(options)
     arms = Arms(options.arms, options.out, [*split(options.more), *device], options.partners,
                 options.against, seeds[0])
     for name in (*options.ways, *options.against, *options.against.values()):
-        check_choice('the arm', name, arms)
+        check_choice('the arm', name, arms.trained())
     signal.signal(signal.SIGTERM, signal.default_int_handler)       # as Ctrl-C
     jobs = [(name, seed) for seed in seeds for name in arms]
     folders = {job: arms.folder(*job) for job in jobs}      # by what the files say now

@@ -157,6 +157,6 @@ def main(argv=None):
     if options.dense and options.scratch:
         raise Refused('--dense keeps weights, --scratch none: train.py makes a new ordinary model')
     made = options.shape or 'untied'
-    target = options.out or Path('out') / f'{Path(options.run).name}_{made}'
+    target = options.out or Path('out') / f'{Path(options.run).absolute().name}_{made}'
     with new_folder(target) as folder:
         (cut_ties if options.untie else operate)(options, target, folder)

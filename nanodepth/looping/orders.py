@@ -120,6 +120,8 @@ def exchanged(model, order):
         holders = [m for m in model.modules() if windows and m is not layers
                    and any(each is layers for each in m.modules())]
         hooks = [m.register_forward_pre_hook(refuse_insights, with_kwargs=True) for m in holders]
+        if is_other:
+            hooks += of_one_order(model, numbers)
         model.order = order
         yield
     finally:
@@ -154,6 +156,20 @@ def check_order(model, layers, numbers, is_other):
     if is_other and any('forward' in vars(module) for module in layers.modules()):
         raise Refused("the layers' forward was replaced, as by accelerate: open the model without "
                       'device_map')
+
+
+def of_one_order(model, numbers):
+    "Hooks by which a KV cache keeps the order that fills it: in another, its keys are of others."
+    def refuse(model, args, kwargs):
+        cache = kwargs.get('past_key_values')
+        if cache is not None and cache.get_seq_length() and vars(cache).get('order') != numbers:
+            raise Refused('this cache was filled in another order: begin a new one')
+
+    def keep(model, args, output):
+        if (cache := getattr(output, 'past_key_values', None)) is not None:
+            cache.order = numbers
+    return [model.register_forward_pre_hook(refuse, with_kwargs=True),
+            model.register_forward_hook(keep)]
 
 
 def by_place(model):

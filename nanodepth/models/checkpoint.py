@@ -48,10 +48,7 @@ def state_of(path):
     "What a checkpoint says beside its weights; of a Hugging Face one nothing."
     if kind_of(path) != OURS:
         return {}
-    state = load_tensors(checkpoint_file(path))
-    if 'order' not in state:
-        raise Refused(f'{path} is of an older form, last read at a8c26fc')
-    return state
+    return load_tensors(checkpoint_file(path))
 
 
 BROUGHT = []            # classes of Spans, of a command's --classes=FILE.py

@@ -158,11 +158,11 @@ class RavenForCausalLM(PreTrainedModel, GenerationMixin):
             return x
         e = run(t.wte(input_ids), t.prelude, 0)
         s = self.first_state(e, position_ids)
-        depth = len(t.prelude)
+        depth = len(t.prelude) + len(t.coda)        # last, as its number may change with a cache
         for _ in range(steps):
             s = run(t.adapter(torch.cat((s, e), dim=-1)), t.core_block, depth)
             depth += len(t.core_block)
-        x = t.ln_f(run(s, t.coda, depth))
+        x = t.ln_f(run(s, t.coda, len(t.prelude)))
         logits = self.lm_head(x[:, -logits_to_keep:] if logits_to_keep else x)
         loss = None if labels is None else self.loss_function(
             logits, labels, c.vocab_size, more.get('num_items_in_batch'))

@@ -71,7 +71,7 @@ def columns(lines):
 
 def run_names(paths):
     "{name: path}: the last part of each path, where that tells them apart."
-    names = [Path(path).name for path in paths]
+    names = [Path(path).absolute().name for path in paths]
     return dict(zip(names if len(set(names)) == len(names) else map(str, paths), paths))
 
 

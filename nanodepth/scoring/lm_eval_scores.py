@@ -21,9 +21,10 @@ from nanodepth.model import spans_in
 from nanodepth.models.hf import as_theirs
 from nanodepth.models.hf_recurrent import as_raven
 from nanodepth.report.tables import Score, mean
-from nanodepth.retrofit import core_of
+from nanodepth.retrofit import Core, core_of
 from nanodepth.text.primitives import TASKS, TOY_TASKS
 from nanodepth.text.tokenizer import write_tokenizer
+from nanodepth.wrapper import Window
 
 EVALS = ROOT / 'data/evals'
 # {name of a list: [(task, shots or None for the task's own, metric or None for its first)]}
@@ -147,6 +148,14 @@ class Harness:
             self.tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         if subject.asked.chat and not self.tokenizer.chat_template:
             raise Refused(f'{subject.path} has no chat template: leave --chat out')
+
+    def refuse_spans(self):
+        "What runs now, if lm-eval cannot be shown it as a model of transformers."
+        spans = spans_in(order_of(self.subject.model))
+        if core_of(self.subject.model) and len(spans) > 1 or not all(
+                isinstance(span, (Core, Window)) for span in spans):
+            raise Refused('lm-eval is shown a model of transformers, which runs one core or '
+                          f'windows, and not {spans}: ask without its tasks')
 
     def scores(self):
         "{name: Score} of the subject's model, as it runs now."

@@ -165,9 +165,9 @@ class Subject:
                 say(f'{self.path}: what it was trained on ({data}) is not here, so its loss is '
                     'left out')
             return None
-        state = like.state if like and asked.data else self.state
-        val = open_data(self.path, self.state | dict(config=state.get('config')), self.answer,
-                        asked.data)
+        if like and asked.data:
+            config = dict(batch_size=like.val.batch_size, context=like.val.context)
+        val = open_data(self.path, self.state | dict(config=config), self.answer, asked.data)
         row = len(val.starts) + val.context
         if row > self.answer.config.context:
             raise Refused(f'{self.path} reads {self.answer.config.context} tokens, but the rows of '
@@ -202,7 +202,8 @@ class Subject:
         measured = {str(way): {} for way in ways}
         for way in ways:        # what this model cannot do is refused before an hour is spent
             with way.apply(self.model):
-                pass
+                if self.harness:
+                    self.harness.refuse_spans()
         with path.open('a+', encoding='utf-8', errors='replace') as file:
             file.seek(0)
             for line in file.read().splitlines():

@@ -15,7 +15,7 @@ from nanodepth.models.checkpoint import OURS, kind_of
 from nanodepth.report.tables import Score, error_of, mean, p_value
 from nanodepth.scoring.likelihoods import log_likelihoods, losses_of
 from nanodepth.text.primitives import TASKS, TOY_TASKS, few_shot
-from nanodepth.text.tokenizer import get_tokenizer, refuse_another_tokenizer
+from nanodepth.text.tokenizer import END_OF_TEXT, get_tokenizer, refuse_another_tokenizer
 from nanodepth.training.loader import Loader, folders_of
 from nanodepth.training.measure import validate
 from nanodepth.training.settings import find
@@ -109,8 +109,12 @@ def data_scores(model, loader, batches=None, pieces=1, text=False):
 def starts_of(path):
     """The tokens that a checkpoint wants before each row of data. Others' checkpoints, if their
     tokenizer begins a text with tokens of its own, were trained with them at every text: without
-    them Gemma is lost. Ours are trained on windows out of the middle, and read windows here too."""
-    return [] if kind_of(path) == OURS else getattr(get_tokenizer(path), 'starts', [])
+    them Gemma is lost. Ours are trained on windows out of the middle, and read windows here too,
+    also as an export: its start is the end of the text before."""
+    tokenizer = get_tokenizer(path)
+    starts = getattr(tokenizer, 'starts', [])
+    ends = [tokenizer.encode_single_token(END_OF_TEXT)] if starts else []
+    return [] if kind_of(path) == OURS or starts == ends else starts
 
 
 def is_there(data):

@@ -37,7 +37,7 @@ chair city clock cloud coat cold corn cow cup day desk dog door dress duck earth
 field fire fish floor foot game garden girl glass gold grass green hand hat head hill horse house
 ice king lake leaf light lion milk money moon mouth night nose page paper park party pen pig rain
 red ring river road rock room rose salt sand school sea ship shoe sky snow song star stone street
-sun table time town train tree wall watch water white wind window wood yard'''.split()
+sun table time town train tree wall watch water white wind winter wood yard'''.split()
 
 
 def random_words(rng, n):
