@@ -424,8 +424,7 @@ def test_the_ends_of_whole_runs_are_one_point(monkeypatch, tmp_path):
     monkeypatch.setattr(compare, 'log_of', lambda seed: [
         dict(step=step, flops=1, val_loss=1.0) for step in (0, 10, 20 + seed)])
     arms = Arms(dict(a=BASE), tmp_path)
-    rows = [dict(run=f'a-{seed}', training_flops=1, flops=1) for seed in (0, 1)]
-    compare.draw(SimpleNamespace(out=tmp_path), arms, {('a', seed): seed for seed in (0, 1)}, rows)
+    compare.draw(SimpleNamespace(out=tmp_path), arms, {('a', seed): seed for seed in (0, 1)})
     assert [[line['step'] for line in log] for log in drawn[0]['a']] == [[0, 10, 20]] * 2
 
 

@@ -312,8 +312,9 @@ def test_the_splits_share_nothing(tmp_path, monkeypatch, capsys):
     assert marks[at] > BEGINS + 1 and chr(targets[at]).isalnum()
     assert of_last.tolist() == [BEGINS + 1] * 256               # of text every byte is an answer
     before = contents(tmp_path)
-    with pytest.raises(SystemExit, match='another dataset'):
-        toy['main'](['--documents=800', '--aliases=0-1', f'--out={tmp_path}'])
+    for words, said in ((['--aliases=0-1'], 'another dataset'), (['--text=10'], 'must be a share')):
+        with pytest.raises(SystemExit, match=said):
+            toy['main'](['--documents=800', *words, f'--out={tmp_path}'])
     assert contents(tmp_path) == before
 
 
@@ -357,6 +358,9 @@ def test_a_mixture_by_an_option(tmp_path, monkeypatch):
         text_script['main']([*command, '--mix=puzzles:0.1'])
     toy['main'](['--documents=50', '--text=0', f'--out={tmp_path / "both/puzzles"}'])
     monkeypatch.chdir(tmp_path / 'both')
+    with pytest.raises(Refused, match='made with another tokenizer'):
+        text_script['main']([command[0], '--out=words', '--mix=puzzles:0.1',
+                             f'--tokenizer={bpe(tmp_path / "words")}'])
     text_script['main']([command[0], '--out=text', '--mix=puzzles:0.1'])
     loader = Loader(tmp_path / 'both', 4, 64)
     assert [each.folder.name for each in loader.datasets] == ['text', 'puzzles']
@@ -447,7 +451,7 @@ def test_a_row_without_its_text_is_fetched_by_its_number_and_one_without_any_is_
 
 def test_one_file_is_cut(tmp_path):
     text = '\n\n'.join(f'Paragraph {i}: ' + 'some words of it. ' * 20 for i in range(300))
-    (tmp_path / 'notes.txt').write_text(text)
+    (tmp_path / 'notes.txt').write_text(f'\ufeff{text}')       # as Notepad begins a file
     sizes = []
     for more in ([], ['--tokens=20K']):
         out = tmp_path / f'notes{len(more)}'
@@ -457,6 +461,18 @@ def test_one_file_is_cut(tmp_path):
     assert sizes[0][1] > 1000
     assert sum(sizes[0]) > len(text)            # each document has a beginning, too
     assert ''.join(tokens_file.cut(text)).strip() == text.strip()
+    assert text_of(tmp_path / 'notes0', 'val').startswith(text[:9])
+
+
+def test_so_many_tokens_are_those_of_all_parts_together(tmp_path, monkeypatch):
+    monkeypatch.setattr(tokens_file, 'PART', 2 ** 16)
+    for i in range(3):
+        lines = [json.dumps(dict(text=f'text {i} {j} ' * 9)) for j in range(1200)]
+        (tmp_path / f'{i}.jsonl').write_text('\n'.join(lines))
+    text_script['main']([*map(str, tmp_path.glob('*.jsonl')), f'--out={tmp_path / "d"}',
+                         '--tokens=90K'])
+    sizes = [sum(map(len, shards_of(tmp_path / 'd', split))) for split in ('train', 'val')]
+    assert 90_000 <= sum(sizes) < 91_000
 
 
 ODD = ['', None, '<|endoftext|> is text here', 'ä東🙂\u200d\x00\ufeff e\u0301 \U000e0041',
@@ -569,6 +585,8 @@ def test_neither_processes_nor_being_killed_change_a_byte(source, made, tmp_path
 
 def test_a_mixture_goes_on_to_more_tokens_and_is_left_as_it_is(source, made, tmp_path):
     assert [number(text) for text in ('7', '20k', '0.5M', '2B')] == [7, 20_000, 500_000, 2 * 10**9]
+    with pytest.raises(Refused, match='such as 10B'):
+        number('10 billion')
     for tokens in ('100K', '500K'):
         prepare(command(source, tmp_path, f'--tokens={tokens}', '--workers=1'))
         meta = json.loads((tmp_path / 'cosmopedia/train.json').read_text())

@@ -6,9 +6,11 @@ what a row of it says is said before a model is opened.
 from pathlib import Path
 
 import pytest
-from conftest import refused, ROOT, save_run
+from conftest import bpe, refused, ROOT, save_run
 
+from nanodepth.retrofit import surgery
 from nanodepth.scoring import lm_eval_scores as harness
+from nanodepth.text.tokens import write_dataset
 
 lm_eval = pytest.importorskip('lm_eval')
 TRAIN = ['train', '--data={data}', '--out_dir={out}', '--device=cpu']
@@ -17,6 +19,8 @@ COMPARE = ['compare', 'config/baseline.py', 'config/lidas.py', '--more=--data={d
 REFUSALS = [
     ([*TRAIN, '--data=data/toi'], 'no data in data/toi: its config or prepare.py says how'),
     ([*TRAIN, '--dry_run', '--data=data/toi'], 'vocab_size is unknown'),
+    ([*TRAIN, '--dry_run', '--recurrence=4'], 'recurrence is for a core'),
+    ([*TRAIN, '--dry_run', '--data={data},{words}'], 'these data have several'),
     (['cut', '{run}', '1-1', '--out={out}'], 'the shape 1-1 is not three numbers'),
     (['cut', '{run}', '1-1-1', '--out={out}', '--layers=0/9/1'], 'has the layers 0 to 3'),
     (['evaluate', '{run}'], 'does not say what it was trained on'),
@@ -39,6 +43,7 @@ REFUSALS = [
     (['sweep', '{run}', '--tasks=toy_copy', '--blocks=1,9'], '--blocks=9: the model is'),
     (['probe', '{mistral}', '--data=x'], 'the probes look into'),
     (['sample', '{run}', '--loop=2x2', '--r=2'], '--loop and --r are different'),
+    (['sweep', '{core}', '--tasks=toy_copy'], 'name the ways: --r=1,2,4'),
     (['sweep', '{run}', '--tasks=toy_copy', '--r=2'], 'r=2 is for models with a recurrent core'),
     (['evaluate', '{run}', '--tasks=toy_assign/6'], 'letters for depth 5 at most'),
     ([*COMPARE, '--seeds=1', '--seed=3'], 'which seeds are trained is --seeds'),
@@ -54,7 +59,8 @@ REFUSALS = [
 
 @pytest.fixture
 def places(data, tmp_path, tiny, monkeypatch):
-    "What a row calls {data}, {out}, {run} and {mistral}, which has no weights."
+    """What a row calls {data}, {out}, {run}, {core}, {words}, data of another tokenizer, and
+    {mistral}, which has no weights."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'config').symlink_to(ROOT / 'config')
     # all of lm-eval's tasks are read in ten seconds
@@ -64,7 +70,11 @@ def places(data, tmp_path, tiny, monkeypatch):
     (tmp_path / 'mistral').mkdir()
     (tmp_path / 'mistral/config.json').write_text('{"model_type": "mistral"}')
     run = save_run(tmp_path / 'run', tiny(vocab_size=257, context=96))
-    return dict(run=run, mistral=tmp_path / 'mistral', data=data, out=tmp_path / 'out')
+    core = save_run(tmp_path / 'core', surgery(tiny(n_layer=4), '1-2-1'))
+    for split in ('train', 'val'):
+        write_dataset(tmp_path / 'words', split, bpe(tmp_path / 'bpe'), [97] * 500)
+    return dict(run=run, core=core, words=tmp_path / 'words', mistral=tmp_path / 'mistral',
+                data=data, out=tmp_path / 'out')
 
 
 @pytest.mark.parametrize('line, words', REFUSALS, ids=str)

@@ -11,7 +11,9 @@ from conftest import refused, save_run
 from matplotlib.figure import Figure
 
 from nanodepth.__main__ import main as nanodepth
+from nanodepth.models.checkpoint import load_model
 from nanodepth.report import logs as report_runs, plot, tables
+from nanodepth.report.logs import log_of
 from nanodepth.report.tables import change_in_words, p_value
 from nanodepth.train import train
 from nanodepth.training.picture import draw
@@ -43,6 +45,9 @@ def test_one_picture_of_one_run_and_one_of_two(config, tmp_path, capsys, picture
     nanodepth('plot', [str(run), str(other)])
     assert (run / 'curves.png').stat().st_size > 10_000
     assert f'there is no {tmp_path}/log.jsonl' in refused(capsys, 'plot', tmp_path)
+    own = log_of(run)[-1]['flops']              # what a run began with counts, too
+    save_run(run, load_model(run), inherited_flops=7)
+    assert log_of(run)[-1]['flops'] == own + 7
 
 
 def test_a_picture_has_a_row_for_each_run_and_a_curve_for_each_kind_where_it_was_measured(

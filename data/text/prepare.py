@@ -13,7 +13,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))    # a clone needs no install
 from nanodepth.common.errors import Refused, refusals, refusing  # noqa: E402
-from nanodepth.common.files import claim, write_json  # noqa: E402
+from nanodepth.common.files import claim, read_json, write_json  # noqa: E402
+from nanodepth.text.tokenizer import fingerprint, get_tokenizer  # noqa: E402
 from nanodepth.text.tokens import (How, files_in, listed, make, number, parts_of,  # noqa: E402
                                    refuse_taken)
 from nanodepth.common.options import read  # noqa: E402
@@ -41,8 +42,11 @@ def shares_of(args):
         share = float(share)
         if not 0 < share < 1:
             raise ValueError
-    if not (args.out.parent / name / 'train.json').exists():
-        raise Refused(f'--mix={args.mix}: there is no dataset at {args.out.parent / name}')
+    file = args.out.parent / name / 'train.json'
+    if not file.exists():
+        raise Refused(f'--mix={args.mix}: there is no dataset at {file.parent}')
+    if read_json(file)['fingerprint'] != fingerprint(get_tokenizer(args.tokenizer)):
+        raise Refused(f'--mix={args.mix}: {file.parent} was made with another tokenizer')
     shares = {args.out.name: 1 - share, name: share}
     refuse_taken(args.out.parent, shares.keys())
     return shares

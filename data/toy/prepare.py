@@ -196,6 +196,8 @@ def main(argv):
     c = parser.parse_args(argv)
     if not re.fullmatch('0-[0-5]', c.aliases):
         sys.exit(f'--aliases={c.aliases} must be 0-5 at most: there are no more letters')
+    if not 0 <= c.text < 1:
+        sys.exit(f'--text={c.text} must be a share, from 0 to below 1')
     most = int(c.aliases[2:])
     options = dict(documents=c.documents, text=c.text, aliases=c.aliases)
     refuse_others(c.out, options)

@@ -384,13 +384,12 @@ def bases(options, arms):
             if name != base and name not in arms.partners_of(base)}
 
 
-def draw(options, arms, folders, rows):
-    """Loss and answers against training FLOPs, with those of what a run began from, and tokens. A
-    partner is dashed, in the colour of the arm that it is like."""
-    groups, before = {}, {row['run']: row['training_flops'] - row['flops'] for row in rows}
-    for (name, seed), folder in folders.items():
-        log = [line | dict(flops=before[f'{name}-{seed}'] + line['flops'])
-               for line in log_of(folder)]
+def draw(options, arms, folders):
+    """Loss and answers against training FLOPs and tokens. A partner is dashed, in the colour of the
+    arm that it is like."""
+    groups = {}
+    for (name, _), folder in folders.items():
+        log = log_of(folder)
         groups.setdefault(name, []).append(log)
         log[-1]['step'] = groups[name][0][-1]['step']       # r is drawn, and so are some ends
     costs = ['flops'] if any(arms[name].begins for name in groups) else ['flops', 'tokens']
@@ -447,7 +446,7 @@ def main(argv=None):
         print_differences(rows, bases(options, arms), shown or usual or measures[:1],
                           options.margins)
         draw(options, arms, {job: folder for job, folder in made.items()
-                             if not arms[job[0]].is_cut}, rows)
+                             if not arms[job[0]].is_cut})
     print(*left, sep='\n', end='\n' * bool(left))
     if len(made) < len(jobs):
         raise SystemExit(1)

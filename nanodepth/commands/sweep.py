@@ -19,6 +19,7 @@ from nanodepth.model import spans_in, unrolled
 from nanodepth.models.checkpoint import named_models
 from nanodepth.report.printed import print_tables
 from nanodepth.report.tables import UNITS, mean, named_after, number, where, write_csv
+from nanodepth.retrofit import core_of
 from nanodepth.scoring.rows import Asked, Subject, notes_beside
 from nanodepth.scoring.way import Way, Ways, read_ways
 
@@ -62,7 +63,10 @@ def ways_of(options, model):
                 for start in range(depth - size + 1) for times in options.times]
     if options.loop or options.r:
         return read_ways(options)
-    return read_ways(replace(options, window=windows_of(options.window or ('all4',), depth),
+    if core_of(model) and not options.window:
+        raise Refused('of a model with a recurrent core, name the ways: --r=1,2,4 or --window=0-1')
+    every = options.window or (f'all{min(4, depth)}',)
+    return read_ways(replace(options, window=windows_of(every, depth),
                              solver=options.solver or ('rk',), K=options.K or (2, 3)))
 
 

@@ -26,7 +26,8 @@ from nanodepth.text.tokenizer import fingerprint, get_tokenizer
 from nanodepth.train import train
 from nanodepth.training.loader import Loader, folders_of, make_toy_data, parts_of
 from nanodepth.training.machine import PEAKS, RANK
-from nanodepth.training.plan import Config, model_config, plan, resolved, stages
+from nanodepth.training.plan import (Config, model_config, plan, refuse_what_does_not_fit, resolved,
+                                     stages)
 
 OUT_OF_MEMORY = 'the GPU has too little memory: a higher --grad_accum makes smaller pieces'
 
@@ -47,8 +48,9 @@ def main(argv):
     config = Config(**{each.name: getattr(options, each.name) for each in fields(Config)})
     if options.dry_run:
         show(config)
-        for folder in folders_of(config.data) + folders_of(config.cooldown_data or []):
-            check_data(folder)
+        folders = folders_of(config.data) + folders_of(config.cooldown_data or [])
+        if len({made_by for folder in folders for made_by in check_data(folder)}) > 1:
+            raise Refused('a model has one tokenizer, and these data have several')
         return
     with refusing(torch.OutOfMemoryError, why=lambda error: OUT_OF_MEMORY):
         with claim(config.out_dir) if RANK == 0 else contextlib.nullcontext():
@@ -89,6 +91,7 @@ def stretches(config):
     core = core_of(parent)
     if parent:
         config = resolved(config, parent, {})
+    refuse_what_does_not_fit(config, parent or empty(config, stages(config)[0].n_layer), True, 1)
     begins = {stage.first_step for stage in stages(config)}
     if config.cooldown_loop:
         begins |= {config.steps - config.decay_steps} - {config.steps}
@@ -132,7 +135,9 @@ def check_shard(folder, shard):
 
 
 def check_data(folder):
-    "Say what is in a dataset, or in each of a mixture, and check every checksum."
+    """Say what is in a dataset, or in each of a mixture, and check every checksum. Returns the
+    fingerprints of its tokenizers."""
+    fingerprints = set()
     for part in parts_of(folder):
         if not (part / 'train.json').exists():
             print(f'{part} is not here yet; {how_to_prepare(part)}')
@@ -148,6 +153,8 @@ def check_data(folder):
             ids = np.fromfile(part / about['shards'][0]['file'], about['dtype'], 40).tolist()
             print(f'{part}, {split}: {about["tokens"]:,} tokens of {about["tokenizer"]!r}, '
                   f'checksums right; it begins {tokenizer.decode(ids)!r}, from {about["origin"]}')
+            fingerprints.add(about['fingerprint'])
+    return fingerprints
 
 
 def show(config):

@@ -68,8 +68,8 @@ function looping(at) {          // how often the wrapper runs the layer at a pla
 const loopText = ({solver, K, T = 1}) => `the tiles marked × ${K} as one block, ${K} times by ${solver === 'naive' ? 'a full step' : `a step of ${T}/${K}`}`;
 const wrapText = ({window, solver, K, T, beta}) => `looped(model, '${window}', '${solver}', K=${K}${T ? `, T=${T}` : ''}${beta !== undefined ? `, beta=${beta}` : ''})`;
 function python() {
-  const {order: list, wrap, r} = state(), both = list && wrap, call = r ? `model(tokens, r=${r})` : list && !wrap ? `model(tokens, order=[${list.join(', ')}])` : 'model(tokens)';
-  return `from nanodepth import load_model${wrap ? ', looped' : ''}\n${both ? 'from nanodepth.loop import running\n' : ''}\nmodel = load_model('${model().run}')\n` +
+  const {order: list, wrap, r} = state(), both = list && wrap, call = r ? `core_of(model).r = ${r}\nmodel(tokens)` : list && !wrap ? `model(tokens, order=[${list.join(', ')}])` : 'model(tokens)';
+  return `from nanodepth import load_model${wrap ? ', looped' : ''}\n${both ? 'from nanodepth.loop import running\n' : ''}${r ? 'from nanodepth.retrofit import core_of\n' : ''}\nmodel = load_model('${model().run}')\n` +
     (wrap ? `with ${both ? `running(model, [${list.join(', ')}]), ` : ''}${wrapText(wrap)}:\n    ` : '') + call;
 }
 function tile(at) {

@@ -27,7 +27,8 @@ from nanodepth.report.tables import run_names
 from nanodepth.retrofit import Core, core_of, parts_of
 from nanodepth.scoring.likelihoods import encode
 from nanodepth.scoring.scores import parse_tasks, questions_of
-from nanodepth.text.tokenizer import get_tokenizer, readable, start_of_document, tokenizer_file
+from nanodepth.text.tokenizer import (as_tokenizers, get_tokenizer, readable, start_of_document,
+                                      tokenizer_file)
 
 FOLDER = Path(__file__).parent
 MIDDLE_PLACES = {f'{depth},{n}': a for (depth, n), a in MIDDLE.items()}
@@ -56,7 +57,7 @@ def stages_of(run):
     if config.get('grow') and (Path(run) / 'log.jsonl').exists():
         kept = kept_stages(run, state)
         orders = [line['grown']['origin'] for line in log_of(run) if 'grown' in line]
-        n = config['grow_block']
+        n = config.get('grow_from') or config['grow_block']
         for order in orders:
             if n in kept:
                 stages.append((kept[n], load_model(kept[n]), copies))
@@ -261,8 +262,9 @@ def agreed(model, run):
 
 def tokenizer_of(run):
     "A byte-level BPE, as play.js reads it; others are refused."
-    path = tokenizer_file(run)
-    spec = read_json(path)
+    path = tokenizer_file(run)          # (one that tiktoken knows has none)
+    own = get_tokenizer(run)
+    spec = read_json(path) if path else json.loads(as_tokenizers(own, run).to_str())
     model = spec['model']
     cuts, unknown = [], []
     parts = spec['pre_tokenizer'] or {}
@@ -270,14 +272,16 @@ def tokenizer_of(run):
         if part.get('type') == 'Digits' and part['individual_digits']:
             cuts.append(r'\p{N}')
         elif part.get('type') == 'ByteLevel' and not part['add_prefix_space']:
-            cuts += [GPT2_WORDS] * part['use_regex']
+            cuts += [GPT2_WORDS] * part.get('use_regex', True)
         elif part.get('type') == 'Split' and part['behavior'] == 'Isolated' and not part['invert']:
             cuts.append(part['pattern']['Regex'])
         else:
             unknown.append(part.get('type'))
     normalizer = (spec['normalizer'] or {}).get('type')
-    if model['type'] != 'BPE' or model.get('byte_fallback') or unknown or normalizer not in (
-            None, 'NFC'):
+    strips = any(t[how] for t in spec['added_tokens']
+                 for how in ('lstrip', 'rstrip', 'single_word'))
+    if (model['type'] != 'BPE' or model.get('byte_fallback') or unknown or strips
+            or normalizer not in (None, 'NFC')):
         raise Refused(f'{run} has a tokenizer that is no byte-level BPE, which the page in a '
                       'browser does not carry: try nanodepth evaluate or sweep instead')
     cuts = [for_javascript(cut, run) for cut in cuts]
@@ -288,7 +292,7 @@ def tokenizer_of(run):
                                      for pair in model['merges']],
                 added={token['content']: token['id'] for token in spec['added_tokens']},
                 splits=cuts, nfc=normalizer == 'NFC', whole=model.get('ignore_merges', False),
-                start=start_of_document(get_tokenizer(run)))
+                start=start_of_document(own))
 
 
 # what JavaScript takes behind a backslash

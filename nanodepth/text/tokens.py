@@ -112,7 +112,7 @@ def rows(path, name, cuts):
     if not format_of(path):
         with refusing(UnicodeDecodeError, why=lambda error: f'{path} is not text in UTF-8 '
                       f'({error.reason} at byte {error.start}): convert it first, or leave it out'):
-            text = Path(path).read_text(encoding='utf-8')
+            text = Path(path).read_text(encoding='utf-8-sig')
         yield from ({name: part} for part in (cut(text) if cuts else [text]))
         return
     from datasets import load_dataset
@@ -310,6 +310,7 @@ def make(folder, parts, how, workers=1, budget=math.inf):
     tokenizer = get_tokenizer(how.tokenizer)
     begin(folder, asdict(how) | dict(parts=parts, fingerprint=fingerprint(tokenizer)))
     made, n, numbered = [], 0, enumerate(parts)
+    counted = ['train', 'val'] if how.most else ['train']       # as that counts
     spawn, write = multiprocessing.get_context('spawn'), functools.partial(write_part, folder, how)
     with (ProcessPoolExecutor(workers, spawn, end_with_parent) as pool,
           tqdm(desc=folder.name, total=budget, unit='token', unit_scale=True) as bar):
@@ -318,8 +319,8 @@ def make(folder, parts, how, workers=1, budget=math.inf):
             for part in run(write, *zip(*some)):
                 if n < budget:          # else more were begun than were still needed
                     made.append(part)
-                    n += part['train']['tokens']
-                    bar.update(part['train']['tokens'])
+                    n += sum(part[split]['tokens'] for split in counted)
+                    bar.update(n - bar.n)
     documents = {split: sum(part[split]['documents'] for part in made)
                  for split in ('train', 'val')}
     if not all(documents.values()):
@@ -339,8 +340,9 @@ def make(folder, parts, how, workers=1, budget=math.inf):
                   kinds=['text'], origin=origin)
     shards = [part['train'] for part in made if part['train']['tokens']]
     describe(folder, 'train', how.tokenizer, shards, ['text'], origin)
-    print(f'{folder}: {n:,} tokens of {documents["train"]:,} documents, and {len(val):,} of '
-          f'{documents["val"]:,} to validate with')
+    print(f'{folder}: {sum(shard["tokens"] for shard in shards):,} tokens of '
+          f'{documents["train"]:,} documents, and {len(val):,} of {documents["val"]:,} to validate '
+          'with')
     if left_out := sum(part['left_out'] for part in made):
         print(f'{left_out:,} documents were left out: empty, or written by a reasoning model')
     return n
@@ -360,7 +362,8 @@ class Source:
 def number(text):
     "'10B' as 10,000,000,000."
     factor = dict(K=10**3, M=10**6, B=10**9, T=10**12).get(text[-1:].upper(), 1)
-    return round(float(text[:-1] if factor > 1 else text) * factor)
+    with refusing(ValueError, why=lambda error: f'--tokens={text} must be a number, such as 10B'):
+        return round(float(text[:-1] if factor > 1 else text) * factor)
 
 
 def refuse_taken(out, names):

@@ -70,6 +70,10 @@ def test_stages_that_double_and_a_stage_that_is_missing(tiny, tmp_path):
         (run / 'ckpt-1.pt', 1, None), (run / 'ckpt-2.pt', 2, double(1, 1)), (run, 4, double(2, 1))]
     (run / 'ckpt-2.pt').unlink()
     assert ends() == [(run, None)]
+    save_run(run, models[2], config=dict(grow='double', grow_block=1, grow_from=2))
+    save_run(run, models[1], config=dict(grow='double', grow_block=1), names=('ckpt-2.pt',))
+    write_growths(run, double(2, 1))
+    assert ends() == [(run / 'ckpt-2.pt', None), (run, double(2, 1))]
 
 
 def inside(text, name):
@@ -190,7 +194,8 @@ def test_what_a_browser_does_not_carry_is_refused(run, checkpoint, tiny, tmp_pat
     assert "task='copy_words' is not one of" in refused(capsys, 'play', run, '--task=copy_words',
                                                         *line)
     spec = json.loads((checkpoint / 'tokenizer.json').read_text())
-    for change in (dict(normalizer=dict(type='Lowercase')),
+    strips = [token | dict(lstrip=True) for token in spec['added_tokens']]
+    for change in (dict(normalizer=dict(type='Lowercase')), dict(added_tokens=strips),
                    dict(pre_tokenizer=dict(type='Whitespace'))):
         (checkpoint / 'tokenizer.json').write_text(json.dumps(spec | change))
         assert 'no byte-level BPE' in refused(capsys, 'play', checkpoint, *line)
