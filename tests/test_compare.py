@@ -371,10 +371,28 @@ def test_a_diverged_arm_is_named_and_the_tables_stand(call, tmp_path, capsys):
         call(file, '--seeds=1')
     said = capsys.readouterr().out
     assert re.search('a, seed 0, is in no mean: .*step .* was not taken: loss', said)
-    assert 'on, seed 0, is in no mean: a, from which it begins, is not there' in said
+    assert 'on, seed 0, is in no mean: a, which it needs, is not there' in said
     assert re.findall('(.*), seed 0, is measured on .* compared with none', said) == ['short']
     assert [(row['model'], row['compared with']) for row in table_of(said, 'loss')] == [
         ('b', ''), ('short', '')]
+
+
+def test_what_cannot_be_made_is_left_out_and_two_arms_of_equal_flops_have_one_partner(
+        call, tmp_path, capsys):
+    file = write(tmp_path / 'f.py', f'arms = dict(a={BASE!r}, cut="cut {{a}} 1-1-1",\n'
+                 'c1="config/retrofit.py --init_from={cut}", c2="c1 --lr=1e-3",\n'
+                 'bad="cut {a} 4-4-4", d="config/retrofit.py --init_from={bad}")\n')
+    with pytest.raises(SystemExit, match='1'):
+        call(file, '--seeds=1', '--measures=loss')
+    said = capsys.readouterr().out
+    assert call.runs == ['a-0', 'c1-0', 'c2-0', 'a_with_the_FLOPs_of_c1-0']
+    for name, why in (('bad', 'the shape 4-4-4 has no core, or more layers'),
+                      ('d', 'bad, which it needs, is not there'),
+                      ('a with the FLOPs of d', 'bad, which it needs, is not there'),
+                      ('a with the FLOPs of c2', 'it is a with the FLOPs of c1 once more')):
+        assert f'{name}, seed 0, is in no mean: {why}' in said
+    assert [row['compared with'] for row in table_of(said, 'loss') if row['compared with']] == [
+        'a', 'a with the FLOPs of c1, equal training FLOPs'] * 2
 
 
 METRIC = """
@@ -462,7 +480,7 @@ def test_seeds_in_words(text, seeds):
 
 
 def test_the_file_of_the_toys_has_the_arms_that_its_table_needs(monkeypatch):
-    monkeypatch.setattr(compare, 'make_toy_data', lambda config: None)      # it may not be here
+    monkeypatch.setattr(compare, 'open_data', lambda config: None)      # it may not be here
     options = compare.read_options(['docs/results/compare_toy.py', '--seeds=4'])
     arms = Arms(options.arms, options.out, (), options.partners)
     equal = ['baseline', 'baseline_isoflops']       # whose cool-down is the baseline's own

@@ -30,10 +30,10 @@ from tqdm import tqdm
 import nanodepth
 from nanodepth.commands import cut
 from nanodepth.commands.train import planned
-from nanodepth.common.errors import Refused, check_choice, nearest
+from nanodepth.common.errors import Refused, check_choice, nearest, refusing
 from nanodepth.common.files import checkpoint_file, hash_of
 from nanodepth.common.options import config_file, read
-from nanodepth.model import spans_in
+from nanodepth.model import require, spans_in
 from nanodepth.models import checkpoint
 from nanodepth.report.contrasts import is_same
 from nanodepth.report.logs import kinds_of, log_of
@@ -43,7 +43,7 @@ from nanodepth.report.tables import write_csv
 from nanodepth.scoring.rows import Asked, Subject, files_of, measures_of, stamps
 from nanodepth.scoring.way import Way, Ways, read_ways
 from nanodepth.training.checkpoint import as_written, load
-from nanodepth.training.loader import folders_of, make_toy_data, parts_of
+from nanodepth.training.loader import folders_of, open_data, parts_of
 from nanodepth.training.plan import FREE, Config, refuse_another_run, resolved
 from nanodepth.training.settings import find
 
@@ -70,12 +70,11 @@ class Options(Ways, Asked):
 def read_options(argv):
     "The options. One word is a file that gives them, and the command line has the last say."
     named = {word.lstrip('-').partition('=')[0] for word in argv if word.startswith('-')}
-    if 'seed' in named:
-        raise Refused('which seeds are trained is --seeds; the seed of the questions stands in a '
-                      'file of arms')
-    if 'data' in named:
-        raise Refused('what is trained on is --more=--data=...; other data to be measured on stand '
-                      'in a file of arms')
+    own = typing.get_type_hints(Options)
+    for name in named & typing.get_type_hints(Config).keys() - (own.keys() - {'seed', 'data'}):
+        raise Refused(f'--{name} is a setting of a run: write it into an arm, in quotes behind its '
+                      'config, or for all runs as --more=--NAME=VALUE. (Which seeds are trained is '
+                      '--seeds. Data to measure on stand in a file of arms.)')
     options = read(Options, argv, ['lines'])
     if len(options.lines) > 1:
         names = [' '.join(Path(word).stem if word.endswith('.py') else word
@@ -83,10 +82,13 @@ def read_options(argv):
         if len({*names}) < len(names):
             raise Refused('two arms have one name: give two that differ')
         return replace(options, arms=dict(zip(names, options.lines)))
-    values = config_file(options.lines[0], typing.get_type_hints(Options), checkpoint.BROUGHT_BY)
-    if not values.get('arms'):
-        raise Refused(f'{options.lines[0]} gives no arms: to compare two configs, name two')
-    values = dict(out=Path('out') / Path(options.lines[0]).stem) | values
+    file = options.lines[0]
+    try:
+        values = config_file(file, own, checkpoint.BROUGHT_BY)
+        require(values.get('arms'), 'it gives none')
+    except Refused as error:
+        raise Refused(f'{file} is no file of arms ({error}): to compare two configs, name two')
+    values = dict(out=Path('out') / Path(file).stem) | values
     return replace(options, **{key: value for key, value in values.items() if key not in named})
 
 
@@ -113,7 +115,9 @@ class Arm:
 
 def split(line):
     "The words of a line; a setting that is looked at here is one word."
-    return shlex.split(re.sub(r'--(flops|seed|decay_steps|warmup_steps)\s+', r'--\1=', line))
+    line = re.sub(r'--(flops|seed|decay_steps|warmup_steps)\s+', r'--\1=', line)
+    with refusing(ValueError, why=lambda error: f'{line}: {error}'):
+        return shlex.split(line)
 
 
 def words_of(name, lines, within=()):
@@ -157,7 +161,7 @@ class Arms(dict):
         if not self.trained():
             raise Refused('no arm is trained: an arm is a config with settings')
         for name in self.trained():         # what can be known before the first run is refused here
-            make_toy_data(self.config(name, seed)[0])
+            open_data(self.config(name, seed)[0])
             if not self.waits(name):
                 planned(self.argv(name, seed)[0])
         self.first = next(name for name in lines if not arms[name].is_cut)
@@ -249,7 +253,8 @@ class Arms(dict):
         fits, and a cool-down in proportion, unless the line has one in steps. In a model that grows
         the cost is not quite in proportion to the steps, so it is tried again."""
         warmup, decay = config.warmup_steps, config.decay_steps
-        decays = [word[14:] for word in self[name].words if word.startswith('--decay_steps=')]
+        words = *self.more, *self[name].words
+        decays = [word[14:] for word in words if word.startswith('--decay_steps=')]
         keeps = decays and decays[-1].isdecimal()
         now = config
         for _ in range(20):
@@ -309,19 +314,30 @@ class Left(Exception):
     "A run that is not there, and why: it has diverged, or another call trains it."
 
 
+class Twin(Left):
+    "Two arms have equal FLOPs, and so one partner."
+
+
 def make(arms, name, seed, made, folder):
     "An arm's model, made in its folder unless it is there whole. `made`: the (arm, seed) so far."
     edited = f'{name} was edited after this command had begun: start it again'
     if arms.folder(name, seed) != folder:
         raise Refused(edited)
-    if missing := [other for other in arms[name].begins if (other, seed) not in made]:
-        raise Left(f'{missing[0]}, from which it begins, is not there')
-    config, words = arms.argv(name, seed)
-    if arms[name].is_cut:
-        if not checkpoint_file(folder).exists():
+    of = arms[name].partner_of
+    needs = arms[name].begins | ({arms[name].flops} if of else set())
+    if missing := [other for other in sorted(needs) if (other, seed) not in made]:
+        raise Left(f'{missing[0]}, which it needs, is not there')
+    try:
+        config, words = arms.argv(name, seed)
+        if arms[name].is_cut and not checkpoint_file(folder).exists():
             with contextlib.redirect_stdout(io.StringIO()):
                 cut.main([*words, f'--out={folder}'])
-    elif not is_whole(folder, config):
+    except Refused as why:
+        raise Left(str(why)) from None
+    for other in arms.partners_of(of) if of else ():
+        if (other, seed) in made and arms.argv(other, seed)[1] == words:
+            raise Twin(f'it is {other} once more')
+    if not arms[name].is_cut and not is_whole(folder, config):
         tqdm.write(f'training {name}, seed {seed}, for {config.steps:,} steps', file=sys.stderr)
         train(words, folder)
         if arms.folder(name, seed) != folder:
@@ -411,13 +427,14 @@ def main(argv=None):
     jobs = [(name, seed) for seed in seeds for name in arms]
     folders = {job: arms.folder(*job) for job in jobs}      # by what the files say now
     ways = {name: ways_of(options, name) for name in arms}
-    rows, made, left, first = [], {}, [], None
+    rows, made, left, first, has_failed = [], {}, [], None, False
     for name, seed in tqdm(jobs, 'runs', unit='run'):
         try:
             folder = made[name, seed] = make(arms, name, seed, made, folders[name, seed])
         except Left as why:
             left.append(f'{name}, seed {seed}, is in no mean: {why}')
             tqdm.write(left[-1], file=sys.stderr)
+            has_failed |= not isinstance(why, Twin)
             continue
         if not arms[name].is_cut:
             spans = spans_in(arms.config(name, seed)[0].order or ())
@@ -448,5 +465,5 @@ def main(argv=None):
         draw(options, arms, {job: folder for job, folder in made.items()
                              if not arms[job[0]].is_cut})
     print(*left, sep='\n', end='\n' * bool(left))
-    if len(made) < len(jobs):
+    if has_failed:
         raise SystemExit(1)

@@ -170,7 +170,7 @@ class Harness:
             with running(theirs, numbers):
                 theirs = as_theirs(theirs)
             as_now = in_order(theirs, order) if spans_in(order) else as_now
-        with as_now, refusing(AssertionError):
+        with as_now, refusing(AssertionError, ValueError):      # such as a task that stands twice
             lm = ScoredModel(subject.answer, theirs, self.tokenizer, subject.path, asked.max_length)
             results = evaluate(lm, self.tasks, self.keep, shots=self.shots, log_samples=True,
                                apply_chat_template=asked.chat, limit=asked.limit)

@@ -170,8 +170,8 @@ class Subject:
         val = open_data(self.path, self.state | dict(config=config), self.answer, asked.data)
         row = len(val.starts) + val.context
         if row > self.answer.config.context:
-            raise Refused(f'{self.path} reads {self.answer.config.context} tokens, but the rows of '
-                          f'the first model have {row}: name this one first')
+            raise Refused(f'{self.path} reads {self.answer.config.context} tokens, but a row, with '
+                          f'what begins a text, has {row}: name this one first')
         return val
 
     def data(self):

@@ -110,7 +110,8 @@ def starts_of(path):
     """The tokens that a checkpoint wants before each row of data. Others' checkpoints, if their
     tokenizer begins a text with tokens of its own, were trained with them at every text: without
     them Gemma is lost. Ours are trained on windows out of the middle, and read windows here too,
-    also as an export: its start is the end of the text before."""
+    also as an export whose start is the end of the text before. (One with Llama's tokenizer
+    cannot be told from a Llama, and has a start in each row.)"""
     tokenizer = get_tokenizer(path)
     starts = getattr(tokenizer, 'starts', [])
     ends = [tokenizer.encode_single_token(END_OF_TEXT)] if starts else []
