@@ -161,12 +161,14 @@ def check_order(model, layers, numbers, is_other):
 def of_one_order(model, numbers):
     "Hooks by which a KV cache keeps the order that fills it: in another, its keys are of others."
     def refuse(model, args, kwargs):
-        cache = kwargs.get('past_key_values')
+        cache = kwargs.get('past_key_values', kwargs.get('cache'))      # 5.24 has the latter
         if cache is not None and cache.get_seq_length() and vars(cache).get('order') != numbers:
             raise Refused('this cache was filled in another order: begin a new one')
 
     def keep(model, args, output):
-        if (cache := getattr(output, 'past_key_values', None)) is not None:
+        of_model = output if isinstance(output, dict) else {}       # else a tuple
+        cache = of_model.get('past_key_values', of_model.get('cache'))
+        if cache is not None:
             cache.order = numbers
     return [model.register_forward_pre_hook(refuse, with_kwargs=True),
             model.register_forward_hook(keep)]
