@@ -171,13 +171,15 @@ def test_what_begins_from_a_published_model_is_compared_by_its_own_flops(call, t
 def test_what_cannot_be_compared_is_refused_before_a_run(lines, said, tmp_path):
     with pytest.raises(Refused, match=re.escape(said)):
         Arms(lines, tmp_path, partners=True)
+    with pytest.raises(Refused, match='and not `cut`$'):        # it is not near itself
+        Arms(dict(base='base'), tmp_path)
 
 
 def test_two_arms_and_a_partner_and_what_evaluate_says_of_them(call, tmp_path, capsys):
     words = [write(tmp_path / 'two.py', f'arms = dict(plain={BASE!r}, grown={GROWN!r})\n'
                    'ways = dict(grown=["--loop=1-2x2-1", "--window=1-2 --solver=rk --K=2,3"])\n'
                    'def metric(model, loader): return dict(deep=len(model.order))\n'),
-             '--seeds=2', '--tasks=toy_copy']
+             '--seeds=2', '--tasks=toy_copy', '--dtype=float32']
     said = call(*words)
     partner = 'plain_with_the_FLOPs_of_grown'
     assert call.runs == [f'{name}-{seed}' for seed in (0, 1)
@@ -192,7 +194,8 @@ def test_two_arms_and_a_partner_and_what_evaluate_says_of_them(call, tmp_path, c
     [folder] = tmp_path.glob('c/grown-*-1')
     config, *own = GROWN.split()
     line = (folder / 'train.txt').read_text().splitlines()[0]
-    assert line.startswith(f'train {config} ') and f' {" ".join(own)} --seed=1' in line
+    assert line.startswith(f'train {config} ') and '--dtype=float32' in line
+    assert f' {" ".join(own)} --seed=1' in line
     way = Way(window='1-2', solver='rk', K=3)
     scores = Subject(folder, Asked(tasks='toy_copy', n=4, batches=2, device='cpu',
                                    measures=('loss', 'log_prob'))).scores(way)

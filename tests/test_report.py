@@ -94,6 +94,8 @@ def test_a_suffix_is_a_seed_only_where_the_run_says_so(tmp_path):
     assert Counter(tables.groups_of(runs).values()) == {
         'a': 2, 'b': 1, 'c-4': 1, 'lr1e-3': 1, 'lr1e-4': 1, 'd': 1, 'd-*': 2, 'base_1-2-1': 1,
         'base_1-2-2': 1, 'e-1': 1, 'e-01': 1, 'f-0': 1, 'f-1': 1, 'hf-1': 1, 'hf-2': 1}
+    kept = tables.run_names([runs[name] / 'ckpt-9.pt' for name in ('a-0', 'a-1', 'b')])
+    assert [*tables.groups_of(kept).values()] == ['a', 'a', str(runs['b'] / 'ckpt-9.pt')]
 
 
 def test_runs_side_by_side_by_hand(tmp_path):

@@ -167,6 +167,25 @@ def test_an_export_scores_as_lm_evals_own_model(run, manager):
         scored(lm, manager, ['local_choice'])
 
 
+def test_the_tokenizer_is_opened_as_transformers_opens_it_beside_its_model(run, tmp_path):
+    "Of Mistral, unlike of others, the class that tokenizer_config.json names is not made anew."
+    from tokenizers import Tokenizer, models, normalizers
+    folder = shutil.copytree(run[1], tmp_path / 'mistral')
+    config = json.loads((folder / 'config.json').read_text())
+    (folder / 'config.json').write_text(json.dumps(config | dict(model_type='mistral')))
+    words = ['<unk>', '<s>', '</s>', '▁', '[', 'a']
+    made = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, [], unk_token='<unk>'))
+    made.normalizer = normalizers.Prepend('▁')
+    made.add_special_tokens(words[:3])
+    made.save(str(folder / 'tokenizer.json'))
+    (folder / 'tokenizer_config.json').write_text(json.dumps(dict(
+        tokenizer_class='LlamaTokenizer', bos_token='<s>', eos_token='</s>', unk_token='<unk>',
+        legacy=False)))
+    tokenizer = Subject(folder, Asked(tasks='svamp', device='cpu')).harness.tokenizer
+    for opened in (tokenizer, AutoTokenizer.from_pretrained(folder)):
+        assert opened('<s>[a', add_special_tokens=False)['input_ids'] == [1, 3, 4, 5]
+
+
 def test_chat_templates_are_those_of_the_checkpoint(run, manager, monkeypatch):
     monkeypatch.setattr(harness, 'manager', lambda everything: manager)
     about = json.loads((run[1] / 'tokenizer_config.json').read_text())

@@ -127,7 +127,7 @@ def words_of(name, lines, within=()):
         return [*words_of(first, lines, (*within, name)), *others]
     if first != 'cut' and not first.startswith('--') and not first.endswith('.py'):
         raise Refused(f'{name}: {first!r} is no config, no other arm and not `cut`'
-                      f'{nearest(first, lines)}')
+                      f'{nearest(first, {*lines} - {name})}')
     return [first, *others]
 
 
@@ -417,9 +417,10 @@ def draw(options, arms, folders):
 def main(argv=None):
     options = read_options(argv)
     seeds = seeds_of(str(options.seeds))
-    device = [] if options.device == 'auto' else [f'--device={options.device}']
+    machine = [f'--{name}={value}' for name in ('device', 'dtype')
+               if (value := getattr(options, name)) != 'auto']
     measures_of(options)
-    arms = Arms(options.arms, options.out, [*split(options.more), *device], options.partners,
+    arms = Arms(options.arms, options.out, [*split(options.more), *machine], options.partners,
                 options.against, seeds[0])
     for name in (*options.ways, *options.against, *options.against.values()):
         check_choice('the arm', name, arms.trained())

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from nanodepth.common.files import read_run, replace
+from nanodepth.common.files import checkpoint_file, read_run, replace
 from nanodepth.training.plan import FREE
 
 
@@ -81,8 +81,9 @@ def groups_of(paths):
     base_1-2-1 the last number is no seed. Runs of other settings are no seeds of one."""
     groups, seeded = dict(zip(paths, paths)), {}
     for name, path in paths.items():
-        stem, _, number = name.rpartition('-')
-        config = read_run(path).get('config') or {}
+        folder = checkpoint_file(path).parent       # a kept checkpoint may stand for its run
+        stem, _, number = folder.absolute().name.rpartition('-')
+        config = read_run(folder).get('config') or {}
         if stem and number.isdecimal() and config.get('seed') == int(number):
             seeded.setdefault(stem, {})[name] = config
     for stem, configs in seeded.items():

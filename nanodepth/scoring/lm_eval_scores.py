@@ -6,6 +6,7 @@ Usage: Harness(subject, ['arc_easy']).scores()      # {'arc_easy acc': Score, ..
 import contextlib
 import functools
 import math
+import shutil
 import tempfile
 import tomllib
 
@@ -13,11 +14,12 @@ from tqdm import tqdm
 
 from nanodepth import ROOT
 from nanodepth.common.errors import Refused, nearest, refusing, say
-from nanodepth.common.whose import is_ours
+from nanodepth.common.whose import is_ours, local_folder
 from nanodepth.grow import renumbered
 from nanodepth.loop import running
 from nanodepth.looping.orders import in_order, order_of
 from nanodepth.model import spans_in
+from nanodepth.models.checkpoint import OURS, kind_of
 from nanodepth.models.hf import as_theirs
 from nanodepth.models.hf_recurrent import as_raven
 from nanodepth.report.tables import Score, mean
@@ -145,6 +147,8 @@ class Harness:
                              f'({str(error).splitlines()[0]})')
         with tempfile.TemporaryDirectory() as folder, refusing(ValueError, why=why):
             write_tokenizer(subject.path, folder, subject.answer.config.context)
+            if kind_of(subject.path) != OURS:       # which says how transformers opens the others
+                shutil.copy(local_folder(subject.path) / 'config.json', folder)
             self.tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         if subject.asked.chat and not self.tokenizer.chat_template:
             raise Refused(f'{subject.path} has no chat template: leave --chat out')
