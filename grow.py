@@ -171,11 +171,10 @@ if __name__ == '__main__':
     if len(sys.argv) != 3:
         raise SystemExit(__doc__)
     n_layer, block = map(int, sys.argv[1:])
-    for name in ('midas', 'lidas'):
-        print(f'{name}: for each layer of a stage, the layer of the stage before that it copies')
-        try:
-            orders = growths(name, block, n_layer, block)
-        except Refused as error:
-            sys.exit(f'grow: {error}')
-        for order in orders:
-            print(f'  {len(order) - block:3} -> {len(order):3}: {" ".join(map(str, order))}')
+    try:
+        for name in ('midas', 'lidas'):
+            print(f'{name}: for each layer of a stage, the layer of the one before that it copies')
+            for order in growths(name, block, n_layer, block):
+                print(f'  {len(order) - block:3} -> {len(order):3}: {" ".join(map(str, order))}')
+    except Refused as error:
+        sys.exit(f'grow: {error}')

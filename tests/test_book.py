@@ -98,7 +98,7 @@ def test_alone_in_an_empty_folder(tmp_path):
 
 @pytest.mark.parametrize('words, line', [
     ('probe.py nowhere', 'probe: there is no run in nowhere'),
-    ('probe.py run', 'probe: there is no data in gone: its config or prepare.py says how'),
+    ('probe.py run', 'probe: there is no data in gone: see its config or prepare.py'),
     ('retrofit.py nowhere 1-1-1', 'retrofit: there is no run in nowhere'),
     ('retrofit.py run 9-1-1', 'retrofit: ')])
 def test_a_mistake_is_a_line_of_a_script_too(words, line, tiny, tmp_path, monkeypatch):

@@ -17,10 +17,10 @@ TRAIN = ['train', '--data={data}', '--out_dir={out}', '--device=cpu']
 COMPARE = ['compare', 'config/baseline.py', 'config/lidas.py', '--more=--data={data}',
            '--out={out}']
 REFUSALS = [
-    ([*TRAIN, '--data=data/toi'], 'no data in data/toi: its config or prepare.py says how'),
+    ([*TRAIN, '--data=data/toi'], 'no data in data/toi: see its config or prepare.py'),
     ([*TRAIN, '--dry_run', '--data=data/toi'], 'vocab_size is unknown'),
     ([*TRAIN, '--dry_run', '--recurrence=4'], 'recurrence is for a core'),
-    ([*TRAIN, '--dry_run', '--data={data},{words}'], 'these data have several'),
+    ([*TRAIN, '--dry_run', '--data={data},{words}'], 'a model has one tokenizer, and these data'),
     (['cut', '{run}', '1-1', '--out={out}'], 'the shape 1-1 is not three numbers'),
     (['cut', '{run}', '1-1-1', '--out={out}', '--layers=0/9/1'], 'has the layers 0 to 3'),
     (['evaluate', '{run}'], 'does not say what it was trained on'),

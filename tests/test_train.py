@@ -219,7 +219,7 @@ REFUSED = [
     (dict(init_from='{cut}', loop='2x2'), 'are not for a recurrent core'),
     (dict(n_embd=30, n_head=4), 'n_head does not divide n_embd: give head_dim'),
     (dict(vocab_size=100), 'a model of 100 tokens has no room for those of bytes'),
-    (dict(data='nowhere'), 'there is no data in nowhere: its config or prepare.py says how'),
+    (dict(data='nowhere'), 'there is no data in nowhere: see its config or prepare.py'),
     (dict(cooldown_data='nowhere'), 'there is no data in nowhere'),
     (dict(context=7000), 'a dataset that is shorter than a context of 7000 tokens'),
     (dict(cooldown_data='{other}'), 'a model has one tokenizer, and these data'),

@@ -134,7 +134,7 @@ class Loader:
         for folder in folders_of(data):
             parts = parts_of(folder)
             require(all((part / f'{split}.json').exists() for part in parts),
-                    f'there is no data in {find(folder)}: its config or prepare.py says how')
+                    f'there is no data in {find(folder)}: see its config or prepare.py')
             self.datasets += [Dataset(part, split, context) for part in parts]
             shares += [share / sum(parts.values()) for share in parts.values()]
         self.n_windows = np.array([each.ends[-1] for each in self.datasets])    # of each dataset

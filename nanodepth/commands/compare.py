@@ -71,10 +71,11 @@ def read_options(argv):
     "The options. One word is a file that gives them, and the command line has the last say."
     named = {word.lstrip('-').partition('=')[0] for word in argv if word.startswith('-')}
     own = typing.get_type_hints(Options)
-    for name in named & typing.get_type_hints(Config).keys() - (own.keys() - {'seed', 'data'}):
-        raise Refused(f'--{name} is a setting of a run: write it into an arm, in quotes behind its '
-                      'config, or for all runs as --more=--NAME=VALUE. (Which seeds are trained is '
-                      '--seeds. Data to measure on stand in a file of arms.)')
+    of_runs = typing.get_type_hints(Config).keys() - own.keys() | {'seed', 'data'}
+    if wrong := sorted(named & of_runs):
+        raise Refused(f'--{wrong[0]} is a setting of a run: write it into an arm, in quotes behind '
+                      'its config, or for all runs as --more=--NAME=VALUE. (Which seeds are '
+                      'trained is --seeds. Data to measure on stand in a file of arms.)')
     options = read(Options, argv, ['lines'])
     if len(options.lines) > 1:
         names = [' '.join(Path(word).stem if word.endswith('.py') else word
@@ -150,6 +151,7 @@ class Arms(dict):
 
     def __init__(self, lines, out, more=(), partners=False, against=(), seed=0):
         self.out, self.more = out, [*more]
+        self.run_of = {}        # {the words of a partner: the first arm that had them}
         arms = {name: read_arm(name, lines) for name in lines}
         try:
             order = [*graphlib.TopologicalSorter({
@@ -334,9 +336,8 @@ def make(arms, name, seed, made, folder):
                 cut.main([*words, f'--out={folder}'])
     except Refused as why:
         raise Left(str(why)) from None
-    for other in arms.partners_of(of) if of else ():
-        if (other, seed) in made and arms.argv(other, seed)[1] == words:
-            raise Twin(f'it is {other} once more')
+    if of and (first := arms.run_of.setdefault(tuple(words), name)) != name:
+        raise Twin(f'it is {first} once more')
     if not arms[name].is_cut and not is_whole(folder, config):
         tqdm.write(f'training {name}, seed {seed}, for {config.steps:,} steps', file=sys.stderr)
         train(words, folder)

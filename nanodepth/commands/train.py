@@ -21,10 +21,11 @@ from nanodepth.model import LM, spans_in, unrolled
 from nanodepth.models.checkpoint import data_of, open_path
 from nanodepth.report.tables import columns
 from nanodepth.retrofit import core_of
-from nanodepth.scoring.scores import how_to_prepare
+from nanodepth.scoring.scores import how_to_prepare, is_there
 from nanodepth.text.tokenizer import fingerprint, get_tokenizer
 from nanodepth.train import train
-from nanodepth.training.loader import Loader, folders_of, make_toy_data, parts_of
+from nanodepth.training.loader import (Loader, folders_of, make_toy_data, open_data, parts_of,
+                                       refuse_other_data)
 from nanodepth.training.machine import PEAKS, RANK
 from nanodepth.training.plan import (Config, model_config, plan, refuse_what_does_not_fit, resolved,
                                      stages)
@@ -49,8 +50,11 @@ def main(argv):
     if options.dry_run:
         show(config)
         folders = folders_of(config.data) + folders_of(config.cooldown_data or [])
-        if len({made_by for folder in folders for made_by in check_data(folder)}) > 1:
-            raise Refused('a model has one tokenizer, and these data have several')
+        for folder in folders:
+            check_data(folder)
+        if is_there(folders):
+            n_vocab = config.vocab_size or math.inf
+            refuse_other_data(open_data(config), {}, {}, n_vocab, ())
         return
     with refusing(torch.OutOfMemoryError, why=lambda error: OUT_OF_MEMORY):
         with claim(config.out_dir) if RANK == 0 else contextlib.nullcontext():
@@ -135,9 +139,7 @@ def check_shard(folder, shard):
 
 
 def check_data(folder):
-    """Say what is in a dataset, or in each of a mixture, and check every checksum. Returns the
-    fingerprints of its tokenizers."""
-    fingerprints = set()
+    "Say what is in a dataset, or in each of a mixture, and check every checksum."
     for part in parts_of(folder):
         if not (part / 'train.json').exists():
             print(f'{part} is not here yet; {how_to_prepare(part)}')
@@ -153,8 +155,6 @@ def check_data(folder):
             ids = np.fromfile(part / about['shards'][0]['file'], about['dtype'], 40).tolist()
             print(f'{part}, {split}: {about["tokens"]:,} tokens of {about["tokenizer"]!r}, '
                   f'checksums right; it begins {tokenizer.decode(ids)!r}, from {about["origin"]}')
-            fingerprints.add(about['fingerprint'])
-    return fingerprints
 
 
 def show(config):

@@ -160,14 +160,16 @@ def check_order(model, layers, numbers, is_other):
 
 def of_one_order(model, numbers):
     "Hooks by which a KV cache keeps the order that fills it: in another, its keys are of others."
-    def refuse(model, args, kwargs):
-        cache = kwargs.get('past_key_values', kwargs.get('cache'))      # 5.24 has the latter
+    def cache_in(values):
+        return values.get('past_key_values', values.get('cache'))   # its name from 5.24 on
+
+    def refuse(_, args, kwargs):
+        cache = cache_in(kwargs)
         if cache is not None and cache.get_seq_length() and vars(cache).get('order') != numbers:
             raise Refused('this cache was filled in another order: begin a new one')
 
-    def keep(model, args, output):
-        of_model = output if isinstance(output, dict) else {}       # else a tuple
-        cache = of_model.get('past_key_values', of_model.get('cache'))
+    def keep(_, args, output):
+        cache = cache_in(output) if isinstance(output, dict) else None      # a tuple has no names
         if cache is not None:
             cache.order = numbers
     return [model.register_forward_pre_hook(refuse, with_kwargs=True),

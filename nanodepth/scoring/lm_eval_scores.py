@@ -83,7 +83,10 @@ def evaluate(lm, tasks, keep, shots=None, **options):
     lm_eval.api.task.tqdm = functools.partial(tqdm, disable=True)       # ours says what is left
     wanted, known = check_tasks(tasks, shots)
     if (key := tuple(wanted)) not in keep:
-        keep[key] = [each for name, shots in wanted for each in loaded(known, name, shots)]
+        found = [each for name, shots in wanted for each in loaded(known, name, shots)]
+        with refusing(ValueError):      # a task that stands in two of them
+            known.load(found)
+        keep[key] = found
     return simple_evaluate(lm, tasks=keep[key], task_manager=known, **options)
 
 
@@ -156,8 +159,8 @@ class Harness:
     def refuse_spans(self):
         "What runs now, if lm-eval cannot be shown it as a model of transformers."
         spans = spans_in(order_of(self.subject.model))
-        if core_of(self.subject.model) and len(spans) > 1 or not all(
-                isinstance(span, (Core, Window)) for span in spans):
+        are_known = all(isinstance(span, (Core, Window)) for span in spans)
+        if not are_known or core_of(self.subject.model) and len(spans) > 1:
             raise Refused('lm-eval is shown a model of transformers, which runs one core or '
                           f'windows, and not {spans}: ask without its tasks')
 
@@ -174,7 +177,7 @@ class Harness:
             with running(theirs, numbers):
                 theirs = as_theirs(theirs)
             as_now = in_order(theirs, order) if spans_in(order) else as_now
-        with as_now, refusing(AssertionError, ValueError):      # such as a task that stands twice
+        with as_now, refusing(AssertionError):
             lm = ScoredModel(subject.answer, theirs, self.tokenizer, subject.path, asked.max_length)
             results = evaluate(lm, self.tasks, self.keep, shots=self.shots, log_samples=True,
                                apply_chat_template=asked.chat, limit=asked.limit)

@@ -112,10 +112,12 @@ def starts_of(path):
     them Gemma is lost. Ours are trained on windows out of the middle, and read windows here too,
     also as an export whose start is the end of the text before. (One with Llama's tokenizer
     cannot be told from a Llama, and has a start in each row.)"""
+    if kind_of(path) == OURS:
+        return []
     tokenizer = get_tokenizer(path)
     starts = getattr(tokenizer, 'starts', [])
-    ends = [tokenizer.encode_single_token(END_OF_TEXT)] if starts else []
-    return [] if kind_of(path) == OURS or starts == ends else starts
+    is_end = starts and starts == [tokenizer.encode_single_token(END_OF_TEXT)]
+    return [] if is_end else starts
 
 
 def is_there(data):

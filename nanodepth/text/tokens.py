@@ -310,7 +310,7 @@ def make(folder, parts, how, workers=1, budget=math.inf):
     tokenizer = get_tokenizer(how.tokenizer)
     begin(folder, asdict(how) | dict(parts=parts, fingerprint=fingerprint(tokenizer)))
     made, n, numbered = [], 0, enumerate(parts)
-    counted = ['train', 'val'] if how.most else ['train']       # as that counts
+    counted = ['train', 'val'] if how.most else ['train']       # `most` is of both
     spawn, write = multiprocessing.get_context('spawn'), functools.partial(write_part, folder, how)
     with (ProcessPoolExecutor(workers, spawn, end_with_parent) as pool,
           tqdm(desc=folder.name, total=budget, unit='token', unit_scale=True) as bar):
