@@ -265,7 +265,7 @@ if __name__ == '__main__':
         sys.exit(f'retrofit: {error}')
     out.mkdir()
     save(out, recurrent, [], config=saved['config'], data=saved['data'], flops=0,
-         inherited_flops=saved['flops'] + saved['inherited_flops'])
+         inherited_flops=saved['flops'] + saved['inherited_flops'], published=saved['published'])
     for path in [*folder.glob('*.json'), *folder.glob('*.jinja')]:      # run.json, a tokenizer
         shutil.copy(path, out)
     print(f'{out}: prelude, core and coda were the layers', *cut(shape, len(model.layers)))

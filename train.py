@@ -119,8 +119,7 @@ def fetch(run, step):
     device, cuda = run.machine.device, run.machine.cuda
     if cuda:                                        # pinned memory is sent while the GPU works
         tokens, targets = tokens.pin_memory(), targets.pin_memory()
-    tokens = tokens.to(device, non_blocking=cuda)
-    return tokens, targets.to(device, non_blocking=cuda)
+    return tokens.to(device, non_blocking=cuda), targets.to(device, non_blocking=cuda)
 
 
 @contextlib.contextmanager
@@ -288,7 +287,8 @@ def begin(c, machine, open_parent):
     run = Run(c, machine, data, model, optimizers, wrap(machine, model),
               totals={name: saved.get(name, 0) for name in ('step', 'tokens', 'flops', 'seconds')},
               plans=saved.get('plans', ''),
-              kept=dict(config=config, inherited_flops=saved.get('inherited_flops', flops_before),
+              kept=dict(config=config, published=(saved or parent).get('published', False),
+                        inherited_flops=saved.get('inherited_flops', flops_before),
                         data={name: loader.description() for name, loader in data.items()}),
               bar=tqdm(total=c.steps, initial=step, disable=RANK > 0 or not sys.stderr.isatty()),
               log=open(os.devnull, 'w'), online=None)

@@ -8,9 +8,10 @@ from conftest import ROOT, log_of, planned_flops, save_run
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import train as command
-from nanodepth.models.checkpoint import cost_of, state_of
+from nanodepth.models.checkpoint import cost_of, spent_on, state_of
 from nanodepth.models.hf import save_hf
 from nanodepth.model import LM, ModelConfig
+from nanodepth.report import logs
 from nanodepth.retrofit import surgery
 from nanodepth.train import train
 
@@ -61,8 +62,13 @@ def test_what_is_planned_is_what_the_run_logs(parent, fields, config, recurrent,
 def test_what_a_published_parent_its_cut_and_its_child_cost_is_unknown(tmp_path, tiny, config):
     save_hf(tiny(vocab_size=257, n_layer=5), tmp_path / 'hf', tokenizer='bytes')
     nanodepth('cut', [str(tmp_path / 'hf'), '1-2-1', f'--out={tmp_path / "cut"}'])
-    train(config('child', init_from=str(tmp_path / 'hf')), command.open_parent)
-    assert all(math.isnan(cost_of(state_of(tmp_path / name))) for name in ('hf', 'cut', 'child'))
+    for name, parent in (('child', 'hf'), ('grandchild', 'child')):
+        train(config(name, init_from=str(tmp_path / parent)), command.open_parent)
+    states = {name: state_of(tmp_path / name) for name in ('hf', 'cut', 'child', 'grandchild')}
+    assert all(math.isnan(cost_of(state)) for state in states.values())
+    own = states['child']['flops']          # what was trained since then is known
+    assert [spent_on(state) for state in states.values()] == [0, 0, own, 2 * own]
+    assert logs.log_of(tmp_path / 'grandchild')[-1]['flops'] == 2 * own > 0
 
 
 def test_the_tokens_and_the_total_of_a_dry_run_by_hand(capsys, data):

@@ -303,11 +303,8 @@ def hash_once(file, size, changed):
 
 
 def inherited(config):
-    "The FLOPs of what a run begins from; of a published model they are unknown and count as none."
-    if not config.init_from:
-        return 0
-    flops = checkpoint.cost_of(checkpoint.state_of(config.init_from))
-    return 0 if math.isnan(flops) else flops
+    "The FLOPs of what a run begins from, but for those of a published model."
+    return checkpoint.spent_on(checkpoint.state_of(config.init_from)) if config.init_from else 0
 
 
 # -------------------------------------------------------------------------------------- what is run
@@ -447,7 +444,7 @@ def main(argv=None):
                             f'{first.path} on {first.data()}: its loss is compared with none')
             rows += subject.rows(ways[name], folder / 'notes.jsonl', group=name,
                                  run=f'{name}-{seed}', steps=subject.state['step'],
-                                 flops=subject.state['flops'])
+                                 flops=checkpoint.spent_on(subject.state))
     if all(math.isnan(row['training_flops']) for row in rows):
         for row in rows:        # all begin from published models: what counts is training since
             row['training_flops'] = row['flops']

@@ -16,7 +16,7 @@ from nanodepth.common.files import new_folder
 from nanodepth.common.options import read
 from nanodepth.grow import untie
 from nanodepth.model import spans_in, unrolled
-from nanodepth.models.checkpoint import Brought, cost_of, data_of, open_path
+from nanodepth.models.checkpoint import Brought, cost_of, data_of, open_path, spent_on
 from nanodepth.report.tables import columns
 from nanodepth.retrofit import core_of, cut, flops_paper, parts_of, seed_for, surgery
 from nanodepth.text.tokenizer import keep_tokenizer
@@ -94,10 +94,10 @@ def operate(options, target, folder):
     print_parts(model, parent, parts, options.dense)
     if options.dense:
         model = untie(parent, sum(parts, []))
-    cost = 0 if options.scratch else cost_of(state)
     keep_tokenizer(options.run, folder)
-    save(folder, model, [], flops=0, inherited_flops=cost, config=state.get('config', {}),
-         data=data_of(options.run, state))
+    save(folder, model, [], flops=0, inherited_flops=0 if options.scratch else spent_on(state),
+         published=not options.scratch and math.isnan(cost_of(state)),
+         config=state.get('config', {}), data=data_of(options.run, state))
     now = 'the kept layers, each once' if options.dense else (
         f'python train.py config/retrofit.py --init_from={target} '
         f'--recurrence={options.recurrence} '
@@ -144,7 +144,7 @@ def cut_ties(options, target, folder):
                       'or a Span says how they run')
     free = untie(model, model.order)
     keep_tokenizer(options.run, folder)
-    kept = {name: state[name] for name in ('flops', 'inherited_flops', 'config')}
+    kept = {name: state[name] for name in ('flops', 'inherited_flops', 'published', 'config')}
     save(folder, free, [], data=data_of(options.run, state), **kept)
     print(f'{target}: {len(free.layers)} layers of their own, where {options.run} runs '
           f'{len(model.layers)}')

@@ -65,9 +65,7 @@ def main(argv):
 
 def open_parent(path, classes):
     state, model = open_path(path, classes=classes)
-    if not state:               # what a published model has cost is not known
-        state = dict(inherited_flops=math.nan)
-    return model, state | dict(data=data_of(path, state))
+    return model, (state or dict(published=True)) | dict(data=data_of(path, state))
 
 
 # --------------------------------------------------------------- the cost, before a run

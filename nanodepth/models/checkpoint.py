@@ -178,5 +178,11 @@ def data_of(path, state):
 
 
 def cost_of(state):
-    "The training FLOPs of a checkpoint and all that it was made of; nan of a published one."
-    return state.get('flops', math.nan) + state.get('inherited_flops', 0)
+    """The training FLOPs of a checkpoint and of all that it was made of; nan if it was made of a
+    published model, whose state is {}."""
+    return math.nan if state.get('published', not state) else spent_on(state)
+
+
+def spent_on(state):
+    "The training FLOPs, but for those of a published model."
+    return state.get('flops', 0) + state.get('inherited_flops', 0)

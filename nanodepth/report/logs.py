@@ -14,13 +14,12 @@ from nanodepth.training.checkpoint import read_log
 
 def log_of(folder):
     """A run's log as a list of dicts, in the order of the steps. Its FLOPs count what the run began
-    from (of a published model they are unknown, and count as none)."""
+    from, but for a published model."""
     path = Path(folder) / 'log.jsonl'
     if not path.exists():
         raise Refused(f'there is no {path}: is {folder} the folder of a run?')
     state = load_tensors(checkpoint_file(folder)) if checkpoint_file(folder).exists() else {}
     before = state.get('inherited_flops', 0)
-    before = 0 if math.isnan(before) else before
     return [line | dict(flops=before + line.get('flops', 0)) for line in read_log(path)]
 
 
