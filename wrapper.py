@@ -70,7 +70,9 @@ def euler(g, x, K, T=1):
     return rk(g, x, K, beta=0, T=T)
 
 
-SOLVERS = dict(naive=naive, rk=rk, euler=euler)         # the package adds ten more
+SOLVERS = dict(naive=naive, rk=rk, euler=euler)         # the package adds these:
+IN_PACKAGE = ('aitken anderson butcher heavy_ball heun layer_anchored_frozen midpoint norm_stab '
+              'poly_blend rk4').split()
 
 # --------------------------------------------------------------------------------- in any order
 
@@ -83,8 +85,9 @@ def name_of(solver):
     name = solver.__name__
     if solver.__module__ != __name__:       # else it is this file's
         require(name.isidentifier(), 'a solver is kept by its name: write a def')
-        others = SOLVERS.get(name, solver).__module__ != solver.__module__
-        require(not others, f'another solver is called {name}')
+        known = SOLVERS.get(name)
+        is_free = known.__module__ == solver.__module__ if known else name not in IN_PACKAGE
+        require(is_free, f'another solver is called {name}: give yours another name')
         SOLVERS[name] = solver
     return name
 
@@ -172,6 +175,5 @@ def looped(model, window=None, solver='rk', K=3, cache='first', **options):
     middle = depth // 2 - n // 2
     a, b = window or (middle, middle + n - 1)
     before, items, after = around(model.order, a, b)
-    span = Window(items, solver, K, cache, **options)
-    with running(model, [*before, span, *after]):
+    with running(model, [*before, Window(items, solver, K, cache, **options), *after]):
         yield model

@@ -403,9 +403,10 @@ def test_an_export_that_is_another_model_is_none(tiny, tmp_path, capsys, monkeyp
         'core', 'core-good', 'ended', 'ends', 'run', 'run-good']
 
 
-def test_what_transformers_keeps_in_float32_stays_so(tmp_path):
+@pytest.mark.parametrize('stored', [torch.bfloat16, torch.float32], ids=str)
+def test_what_transformers_keeps_in_float32_stays_so(stored, tmp_path):
     family('ernie4_5_moe', moe_num_experts=4, moe_k=2, moe_intermediate_size=16,
-           moe_layer_start_index=0).bfloat16().save_pretrained(tmp_path)
+           moe_layer_start_index=0).to(stored).save_pretrained(tmp_path)
     ours, theirs = ([p.dtype for p in model.parameters()] for model in (
         open_any(tmp_path, dtype='bfloat16')[1],
         transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype='bfloat16')))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nanodepth import wrapper
-from nanodepth.looping.solvers import SOLVERS, pick_solver
+from nanodepth.looping.solvers import PER_TOKEN, SOLVERS, pick_solver
 
 ONE = torch.tensor([[[1.0]]], dtype=torch.float64)
 F = lambda x: -0.5 * x                          # g(x) = x / 2 then: by hand, every step below
@@ -188,6 +188,17 @@ def rk(g, x, K):
 def test_what_no_solver_does(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_names_of_the_package_are_taken_where_it_is_not_there(monkeypatch):
+    "It would open a run of a solver of yours with its own of that name."
+    assert {*wrapper.IN_PACKAGE, 'naive', 'rk', 'euler'} == PER_TOKEN | {'anderson'}
+    monkeypatch.setattr(wrapper, 'SOLVERS', dict(rk=wrapper.rk))
+    yours = {}
+    exec('def heun(g, x, K): return g(x)\ndef mine(g, x, K): return g(x)', yours)
+    assert wrapper.Window([0], yours['mine']).solver is yours['mine']
+    with pytest.raises(ValueError, match='another solver is called heun: give yours'):
+        wrapper.Window([0], yours['heun'])
 
 
 def test_one_table_whose_euler_is_wrapper_pys_and_more():

@@ -33,7 +33,8 @@ class Options(Ways, Asked):
     # groups of seeds: every other one is compared with the first of these, seed by seed, and with
     # each of the rest that had as many training FLOPs
     against: tuple[str, ...] = ()
-    # the numbers as CSV; .png is drawn, with the CSV beside it; None: out/evals/ASKED.csv
+    # the numbers as CSV; .png is drawn, with the CSV beside it; None: out/evals/ASKED.csv, or with
+    # --x .png
     out: Path | None = None
 
 
@@ -81,7 +82,8 @@ def main(argv=None):
         raise Refused('--x=shots draws what is asked with examples: give --tasks=toy_assign/3')
     paths = named_models(options.models)
     groups = groups_of(paths)
-    out = options.out or Path('out/evals') / f'{named_after(options, "x")}.csv'
+    ending = 'png' if options.x else 'csv'
+    out = options.out or Path('out/evals') / f'{named_after(options, "x")}.{ending}'
     for name in options.against:
         check_choice('--against', name, [*groups.values()])
     notes = notes_beside(out)

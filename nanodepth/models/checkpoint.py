@@ -150,14 +150,14 @@ def open_any(path, device='cpu', dtype='auto', others=True, classes=()):
     if dtype == 'auto' and stored in (torch.bfloat16, torch.float16):
         wanted = torch.bfloat16 if fast_in_bfloat16(device) else torch.float32
         say(f'{path}: computed in {str(wanted)[6:]} (--dtype says otherwise)')
-    if (wanted not in (None, stored) and not is_ours(model)
-            and any(buffer.dtype == stored for buffer in model.buffers())):
+    if is_ours(model) or all(buffer.dtype != stored for buffer in model.buffers()):
+        for p in model.parameters() if wanted else ():
+            if p.dtype == stored:       # what is packed, or was kept in float32, stays so
+                p.data = p.data.to(wanted)
+    elif wanted not in (None, stored):
         # it was computed in the type of the weights and would keep its rounding: Gemma's scale
         from nanodepth.models.hf import open_theirs
         model = open_theirs(path, dtype=wanted)
-    for p in model.parameters() if wanted else ():
-        if p.dtype == stored:       # what is packed, or was kept in float32, stays so
-            p.data = p.data.to(wanted)
     return state, model.to(device).eval()
 
 
