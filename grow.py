@@ -135,13 +135,13 @@ def growths(grow, start, end, block):
     """The orders by which `start` layers become `end` layers, one after another. grow: a name in
     GROWTH, or a function of your own like those."""
     operator = GROWTH[grow] if isinstance(grow, str) else grow
+    name = getattr(grow, '__name__', grow)
     orders, depths = [], [start]
     while depths[-1] < end:
         orders.append([int(i) for i in operator(depths[-1], block)])    # numpy's, too
         depths.append(len(orders[-1]))
-        assert depths[-1] > depths[-2], f'{grow} does not grow {depths[-2]} layers: {orders[-1]}'
+        assert depths[-1] > depths[-2], f'{name} does not grow {depths[-2]} layers: {orders[-1]}'
         assert max(orders[-1]) < depths[-2], f'{orders[-1]} names more than {depths[-2]} layers'
-    name = getattr(grow, '__name__', grow)
     require(depths[-1] == end, f'{name} from {start} layers does not reach n_layer={end}, but '
             f'{", ".join(map(str, depths))}')
     return orders

@@ -71,7 +71,7 @@ class ModelConfig:
         self.n_kv_head = self.n_kv_head or self.n_head
         self.ffn_dim = self.ffn_dim or 32 * math.ceil(self.n_embd * 8 / 3 / 32)
         require(self.head_dim % 2 == 0, f'head_dim={self.head_dim}: rotary positions turn pairs')
-        require(self.n_head % self.n_kv_head == 0, f'{self.n_head} and {self.n_kv_head} heads')
+        require(self.n_head % self.n_kv_head == 0, 'n_kv_head does not divide n_head')
 
 
 class Span:

@@ -85,8 +85,7 @@ def take_steps(run, signals):
     c = run.c
     step = run.totals['step']
     stopped_by = 0
-    if step < c.steps:
-        batch = fetch(run, step)
+    batch = fetch(run, step) if step < c.steps else None
     while step < c.steps and not stopped_by:
         now = plan(c, step)
         events = change(run, now)               # the model may grow, or get another order
@@ -300,10 +299,11 @@ def begin(c, machine, open_parent):
         if c.wandb:
             import wandb
             run.online = wandb.init(project='nanodepth', name=out.name, config=config)
+    trunk = c.steps - (c.decay_steps if c.cooldown_data else 0)
     decided = [f'{name}={value}' for name, value in vars(c).items() if value != vars(asked)[name]]
     functions = [name for name, value in vars(c).items() if callable(value)]
     say(f'{model.num_params():,} parameters, {SIZE} x {machine.device}; steps {step:,} to '
-        f'{c.steps:,}; the data is read {data["data"].passes(c.steps):.2f} times\nfunctions of the '
+        f'{c.steps:,}; the data is read {data["data"].passes(trunk):.2f} times\nfunctions of the '
         f'config: {", ".join(functions) or "none"}; from the model: {", ".join(decided) or "none"}')
     if saved.get('config') != config:       # a new run, or what a resume may change
         save_run(run, ['ckpt.pt'])

@@ -123,6 +123,7 @@ def test_probe_looks_at_no_other_data_than_a_models_own(tiny, data, tmp_path, mo
     ('--optimizer=adam', "optimizer=adam must be Union[Literal['muon', 'adamw'],"),
     ('--stepz=3', 'stepz is no setting; did you mean steps?'),
     ('--steps=1.5', 'steps=1.5 must be int'), ('--steps', '--steps has no value'),
+    ('--dry_run', 'dry_run is no setting'),
     ('--warmup_steps=few', 'warmup_steps=few must be int | float'),
     ('--tie_embeddings=2', 'tie_embeddings=2 must be bool'), ('--metric=f', 'metric=f must be'),
     ('config/lida.py', 'there is no config config/lida.py'),

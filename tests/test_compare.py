@@ -548,6 +548,6 @@ def test_costs_are_means_over_seeds_and_what_no_seed_shares_is_no_comparison(cap
     assert 'Comparisons made here: 2.' in capsys.readouterr().out
     print_differences(rows, dict(a=['free']))          # new weights cost nothing
     said = capsys.readouterr().out
-    assert {row['FLOPs'] for row in table_of(said, 'loss')} == {''} and '1 common seeds' in said
+    assert {row['FLOPs'] for row in table_of(said, 'loss')} == {''} and 'seeds in common: 1' in said
 
 

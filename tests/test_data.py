@@ -579,8 +579,9 @@ def test_neither_processes_nor_being_killed_change_a_byte(source, made, tmp_path
     assert killed.exitcode == -signal.SIGKILL
     with open(tmp_path / 'lock') as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)        # which they let go a moment later
+    (tmp_path / 'cosmopedia/val_00000.bin.1.nanodepth.tmp').write_bytes(b'half')
     prepare(command(source, tmp_path))
-    assert contents(tmp_path) == contents(made)
+    assert contents(tmp_path) == contents(made) and not [*tmp_path.rglob('*.tmp')]
 
 
 def test_a_mixture_goes_on_to_more_tokens_and_is_left_as_it_is(source, made, tmp_path):

@@ -93,8 +93,8 @@ def test_a_checkpoint_grows(config):
 GROW = dict(grow='lidas', grow_block=1, n_layer=4, steps=30, decay_steps=5)
 
 
-def test_growth_happens_when_the_plan_says_and_is_logged(config, capsys):
-    c = config(**GROW, keep_stages=True)
+def test_growth_happens_when_the_plan_says_and_is_logged(config, data, capsys):
+    c = config(**GROW, keep_stages=True, cooldown_data=str(data))
     train(c)
     log = log_of(c)
     assert [line['n_layer'] for line in log] == [1] * 3 + [2] * 5 + [3] * 7 + [4] * 16
@@ -103,7 +103,9 @@ def test_growth_happens_when_the_plan_says_and_is_logged(config, capsys):
     costs = [LM(ModelConfig(n_layer=n, n_embd=32, n_head=2, context=16)).flops_per_token()
              for n in (1, 2, 3, 4)]
     assert log[-1]['flops'] == 64 * (2 * costs[0] + 5 * costs[1] + 7 * costs[2] + 16 * costs[3])
-    said = re.search(r'([\d.e+]+) training FLOPs, ([\d.]+)% less', capsys.readouterr().out)
+    out = capsys.readouterr().out
+    assert f'data is read {log[25]["passes"]:.2f} times' in out         # of its trunk
+    said = re.search(r'([\d.e+]+) training FLOPs, ([\d.]+)% less', out)
     saved = 100 * (1 - log[-1]['flops'] / (30 * 64 * costs[3]))
     assert float(said[2]) == pytest.approx(saved, abs=0.05)
     # keep_stages: each model as it was before it grew

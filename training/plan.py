@@ -55,7 +55,7 @@ class Config:
     loop: str | None = None             # their order, such as 2x4 or 2-2x2-2; None: each runs once
     order: list[int | Span] | None = None   # the order as a list; only a config can put Spans in it
     cooldown_loop: str | None = None    # the order from the first step of the decay on
-    cooldown_data: str | list[str] | None = None    # what is read from there on; None: data
+    cooldown_data: str | list[str] | None = None    # read from there on, from its start; None: data
     # a recurrent core, which retrofit.py made; None: its own
     recurrence: int | None = None       # r in validation; in training r is 1 + Poisson of this mean
     backprop_depth: int | None = None   # at most so many last runs get gradients

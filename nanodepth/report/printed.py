@@ -86,7 +86,7 @@ def print_differences(rows, bases, measures=(), margins={}):
             for words, other in pairs or [('', [])]:
                 common = len(paired(its, other))
                 if 0 < common < max(len(its), len(other)):      # the means are of more
-                    words = f'{words}, {common} common seeds'
+                    words = f'{words}, seeds in common: {common}'
                 cells = difference(its, other, margins)
                 lines.append(first + [words, *cells])
                 compared_here += any(cells)

@@ -309,6 +309,8 @@ def make(folder, parts, how, workers=1, budget=math.inf):
     Returns how many tokens they have."""
     tokenizer = get_tokenizer(how.tokenizer)
     begin(folder, asdict(how) | dict(parts=parts, fingerprint=fingerprint(tokenizer)))
+    for path in folder.glob('*.nanodepth.tmp'):         # of a command that was killed
+        path.unlink()
     made, n, numbered = [], 0, enumerate(parts)
     counted = ['train', 'val'] if how.most else ['train']       # `most` is of both
     spawn, write = multiprocessing.get_context('spawn'), functools.partial(write_part, folder, how)
@@ -329,7 +331,8 @@ def make(folder, parts, how, workers=1, budget=math.inf):
                 path.unlink()
         raise Refused(f'{folder}: {documents["train"]} documents to train on and '
                       f'{documents["val"]} to validate with are too few (a file of text is one, '
-                      'and a row of a parquet or JSON Lines file is one)')
+                      'or if it is the only one, is cut at empty lines; a row of a parquet or JSON '
+                      'Lines file is one)')
     origin = asdict(how) | dict(documents=documents)
     (folder / 'train.json').unlink(missing_ok=True)     # it comes last: with it, it is a dataset
     # small shards as a single one: a window of text lies within a shard, and theirs are short
