@@ -369,15 +369,20 @@ def test_a_config_that_is_edited_while_it_is_trained(read_late, call, tmp_path, 
 def test_a_diverged_arm_is_named_and_the_tables_stand(call, tmp_path, capsys):
     file = write(tmp_path / 'f.py', f'arms = dict(a="{BASE} --lr=1e30 --optimizer=adamw", '
                  f'b={BASE!r}, on="b --init_from={{a}}", short="b --context=64")\n'
-                 'partners = False')
+                 'partners, ways = False, dict(short="--r=2")')
     with pytest.raises(SystemExit, match='1'):
         call(file, '--seeds=1')
     said = capsys.readouterr().out
     assert re.search('a, seed 0, is in no mean: .*step .* was not taken: loss', said)
     assert 'on, seed 0, is in no mean: a, which it needs, is not there' in said
-    assert re.findall('(.*), seed 0, is measured on .* compared with none', said) == ['short']
-    assert [(row['model'], row['compared with']) for row in table_of(said, 'loss')] == [
-        ('b', ''), ('short', '')]
+    assert 'short, seed 0, is in no mean: r=2 is for models with a recurrent core' in said
+    assert [(row['model'], row['compared with']) for row in table_of(said, 'loss')] == [('b', '')]
+    file.write_text(file.read_text().replace('dict(short', 'dict(b'))
+    with pytest.raises(SystemExit, match='2'):          # not even the first can be asked
+        call(file, '--seeds=1')
+    file.write_text(f'arms = dict(b={BASE!r}, short="b --context=64")\npartners = False')
+    assert re.findall('(.*), seed 0, is measured on .* compared with none',
+                      call(file, '--seeds=1')) == ['short']
 
 
 def test_what_cannot_be_made_is_left_out_and_two_arms_of_equal_flops_have_one_partner(

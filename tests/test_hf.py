@@ -16,7 +16,7 @@ import torch
 import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from conftest import logits, refused, same, save_run, weights_of
+from conftest import byte_level_bpe, logits, refused, same, save_run, weights_of
 from families import LLAMA3, tiny as family
 
 from nanodepth.__main__ import main as nanodepth
@@ -356,6 +356,8 @@ def test_transformers_opens_ours_by_the_code_in_the_folder(tiny, tmp_path, name)
                               model(tokens[:, 9:10], cache=own), atol=1e-5)
         with pytest.raises(TypeError, match='kv_store'):
             theirs(tokens, kv_store=cache)
+        with pytest.raises(AssertionError, match='num_steps=0: the core runs at least once'):
+            theirs(tokens, num_steps=0)
         # padded on the left: the row that is not padded, and the padded one by itself
         mask = torch.ones_like(tokens)
         mask[1, :9] = 0
@@ -401,6 +403,21 @@ def test_an_export_that_is_another_model_is_none(tiny, tmp_path, capsys, monkeyp
         nanodepth('export', [run, f'{run}-bad'])
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         'core', 'core-good', 'ended', 'ends', 'run', 'run-good']
+
+
+def test_a_run_is_exported_with_the_rules_of_its_tokenizer_json(tmp_path, tiny):
+    "This class, as some of the hub have it, leaves the rule out that splits digits first."
+    file = byte_level_bpe(['a  12', 'of  34  layers'] * 9, 270, ['<|endoftext|>'])
+    save_run(tmp_path / 'run', tiny(vocab_size=270))
+    file.save(str(tmp_path / 'run/tokenizer.json'))
+    (tmp_path / 'run/tokenizer_config.json').write_text(json.dumps(
+        dict(tokenizer_class='GPT2Tokenizer', eos_token='<|endoftext|>')))
+    nanodepth('export', [str(tmp_path / 'run'), str(tmp_path / 'out')])
+    words = [transformers.AutoTokenizer.from_pretrained(tmp_path / name) for name in ('run', 'out')]
+    text = 'a  12 of  3'
+    trained = get_tokenizer(tmp_path / 'run').encode(text)
+    assert words[0].encode(text) != trained == words[1].encode(text)
+    assert words[1].eos_token == '<|endoftext|>'
 
 
 @pytest.mark.parametrize('stored', [torch.bfloat16, torch.float32], ids=str)

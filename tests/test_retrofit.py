@@ -256,6 +256,17 @@ def test_the_command(tiny, data, tmp_path, capsys):
     assert state_of(tmp_path / 'scratch')['inherited_flops'] == 0
     assert not torch.equal(load_model(tmp_path / 'scratch').layers[0].attn.q.weight,
                            parent.layers[0].attn.q.weight)
+    scaled = tiny(vocab_size=257, n_layer=6, context=16, ln_scaling=True)
+    save_run(tmp_path / 'scaled', scaled, data)         # each layer keeps the scale of its depth
+    for name, shape, more in (('all', '2-3-1', []), ('some', '1-2-1', ['--dense'])):
+        nanodepth('cut', [str(tmp_path / 'scaled'), shape, f'--out={tmp_path / name}', *more])
+    with torch.no_grad():
+        assert torch.allclose(load_model(tmp_path / 'all')(tokens), scaled(tokens), atol=1e-5)
+        x = scaled.embed(tokens)
+        for depth in (0, 3, 4, 5):
+            x = scaled.run(x, [depth], depth)
+        assert torch.allclose(load_model(tmp_path / 'some')(tokens), scaled.head(scaled.norm(x)),
+                              atol=1e-5)
     (base / 'run.json').unlink()
     assert 'does not say which tokenizer it reads' in refused(capsys, 'cut', base, '2-2-1',
                                                               f'--out={tmp_path / "no"}')

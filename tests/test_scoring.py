@@ -418,6 +418,16 @@ def test_what_lm_eval_cannot_be_shown_is_refused_before_the_first_way(tmp_path, 
         '--window=0-0', '--K=2', '--device=cpu', f'--out={tmp_path}/x.csv')
 
 
+def test_a_sweep_of_several_measures_all_on_the_rows_of_the_first(tmp_path, tiny, data, capsys):
+    runs = [save_run(tmp_path / name, tiny(vocab_size=257, context=64), data, **more)
+            for name, more in (('a', {}), ('b', dict(config=dict(context=32, batch_size=4))))]
+    rows = written('sweep', tmp_path / 's.csv', *runs, '--blocks=1', f'--data={data}')
+    its = [[row['mean'] for row in where(rows, run=run, measure='loss')] for run in 'ab']
+    assert its[0] == its[1] and len(its[0]) > 2
+    assert f'the loss is measured on 4 rows of 16 tokens a batch, 100% {data}' in (
+        capsys.readouterr().out)
+
+
 def test_seeds_are_averaged(tmp_path, tiny, data, capsys):
     shapes = {'looped-0': dict(order=[0, 1, 0, 1], n_layer=2), 'small': dict(n_layer=2),
               'looped-1': dict(order=[0, 1, 0, 1], n_layer=2), 'deep': dict(n_layer=4)}

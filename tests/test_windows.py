@@ -611,6 +611,18 @@ class OwnWay(torch.nn.ModuleList):
         return [*self][:2] * 2 if isinstance(i, slice) else super().__getitem__(i)
 
 
+@pytest.mark.parametrize('inside', [lambda model: in_order(model, [0, 1, 2, 1, 2, 3, 4, 5]),
+                                    lambda model: looped(model, K=2)], ids=['order', 'window'])
+def test_what_is_put_into_layers_inside_is_refused_before_it_is_lost(inside):
+    model, t = family('llama'), tokens()
+    with inside(model):
+        model(t)
+        layers_of(model)[3].mlp.up_proj = torch.nn.Linear(32, 64)
+        with pytest.raises(Refused, match='would be lost at its end'):
+            model(t)
+    model(t)
+
+
 def its_own_way():
     "It would run as ever, and every number of an order or a window would be the plain model's."
     model = family('llama')

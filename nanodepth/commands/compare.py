@@ -383,6 +383,20 @@ def train(words, folder):
 
 # ------------------------------------------------------------------------------------ what is asked
 
+def ask(options, arms, name, seed, folder, ways, first):
+    "(the Subject of a run, its rows). Where a later arm alone cannot be asked, it is left out."
+    classes = {*map(type, spans_in(arms.config(name, seed)[0].order or ()))}
+    try:
+        subject = Subject(folder, options, first, classes=classes)
+        return subject, subject.rows(ways, folder / 'notes.jsonl', group=name, run=f'{name}-{seed}',
+                                     steps=subject.state['step'],
+                                     flops=checkpoint.spent_on(subject.state))
+    except Refused as why:
+        if first is None:
+            raise
+        raise Left(str(why)) from None
+
+
 def ways_of(options, name):
     ways = [Way(), *read_ways(options)]
     lines = options.ways.get(name, ())
@@ -430,21 +444,19 @@ def main(argv=None):
     for name, seed in tqdm(jobs, 'runs', unit='run'):
         try:
             folder = made[name, seed] = make(arms, name, seed, made, folders[name, seed])
+            if arms[name].is_cut:
+                continue
+            subject, its_rows = ask(options, arms, name, seed, folder, ways[name], first)
         except Left as why:
             left.append(f'{name}, seed {seed}, is in no mean: {why}')
             tqdm.write(left[-1], file=sys.stderr)
             has_failed |= not isinstance(why, Twin)
             continue
-        if not arms[name].is_cut:
-            spans = spans_in(arms.config(name, seed)[0].order or ())
-            subject = Subject(folder, options, first, classes={*map(type, spans)})
-            first = first or subject
-            if subject.data() != first.data():
-                left.append(f'{name}, seed {seed}, is measured on {subject.data()}, and '
-                            f'{first.path} on {first.data()}: its loss is compared with none')
-            rows += subject.rows(ways[name], folder / 'notes.jsonl', group=name,
-                                 run=f'{name}-{seed}', steps=subject.state['step'],
-                                 flops=checkpoint.spent_on(subject.state))
+        first = first or subject
+        if subject.data() != first.data():
+            left.append(f'{name}, seed {seed}, is measured on {subject.data()}, and '
+                        f'{first.path} on {first.data()}: its loss is compared with none')
+        rows += its_rows
     if all(math.isnan(row['training_flops']) for row in rows):
         for row in rows:        # all begin from published models: what counts is training since
             row['training_flops'] = row['flops']

@@ -17,6 +17,7 @@ from nanodepth.common.options import read
 from nanodepth.grow import untie
 from nanodepth.model import spans_in, unrolled
 from nanodepth.models.checkpoint import Brought, cost_of, data_of, open_path, spent_on
+from nanodepth.models.hf import fold_scales
 from nanodepth.report.tables import columns
 from nanodepth.retrofit import core_of, cut, flops_paper, parts_of, seed_for, surgery
 from nanodepth.text.tokenizer import keep_tokenizer
@@ -84,6 +85,8 @@ def operate(options, target, folder):
         parent.head.weight = nn.Parameter(parent.head.weight.detach().clone())
         parent.config.tie_embeddings = False
     parts = choose_layers(options, parent)
+    if parent.config.ln_scaling:            # else each layer would get the scale of its new depth
+        parent = fold_scales(parent.float())
     torch.manual_seed(seed_for(options.seed, 'retrofit'))
     zero = options.start == 'zero'
     model = surgery(parent.float(), parts, options.inject, r=options.recurrence,
@@ -99,9 +102,8 @@ def operate(options, target, folder):
          published=not options.scratch and math.isnan(cost_of(state)),
          config=state.get('config', {}), data=data_of(options.run, state))
     now = 'the kept layers, each once' if options.dense else (
-        f'python train.py config/retrofit.py --init_from={target} '
-        f'--recurrence={options.recurrence} '
-        '--data=... trains it')
+        f'nanodepth train config/retrofit.py --init_from={target} '
+        f'--recurrence={options.recurrence} --data=... trains it')
     print(f'{target}: {now}')
 
 

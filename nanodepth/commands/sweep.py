@@ -97,11 +97,10 @@ def ranked_by(rows):
     return list(first.values()) or [rows[0]['measure']]
 
 
-def search(name, path, options, notes):
+def search(name, subject, options, notes):
     """Screen all ways, judge the best and the recipe, print both: the rows of what was measured.
     The search is that of "Training-Free Looped Transformers", appendix P. Its appendices G.5 and
     J.1 have windows that win the screen and lose on held-out data."""
-    subject = Subject(path, options)
     ways = {str(way): way for way in ways_of(options, subject.model)}
     recipe = Way(window='{}-{}'.format(*pick_window(None, depth_of(subject.model))), solver='rk',
                  K=3)
@@ -113,8 +112,8 @@ def search(name, path, options, notes):
     ranked = ranked_by(parts['screen']) if parts['screen'] else []
     known = {row['measure'] for row in where(parts['judge'], way=str(Way()))}
     if not ranked or not known.issuperset(ranked):
-        raise Refused(f'{path}: what is asked has too few answers to screen by some and judge by '
-                      'others: give more questions or more data')
+        raise Refused(f'{subject.path}: what is asked has too few answers to screen by some and '
+                      'judge by others: give more questions or more data')
     by_way = {way: [row for row in where(parts['screen'], way=way) if row['measure'] in ranked]
               for way in ways}
     tries = {way: its for way, its in by_way.items() if len(its) == len(ranked)}    # none diverged
@@ -138,8 +137,11 @@ def main(argv=None):
     options.out = options.out or Path('out/sweeps') / f'{named_after(options, "best")}.csv'
     paths = named_models(options.models)
     notes = notes_beside(options.out)
-    rows = [row for name, path in paths.items()
-            for row in search(name, path, options, notes)]
+    rows, first = [], None
+    for name, path in paths.items():
+        subject = Subject(path, options, like=first)
+        first = first or subject
+        rows += search(name, subject, options, notes)
     write_csv(rows, options.out)
 
 

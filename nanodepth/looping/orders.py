@@ -117,9 +117,10 @@ def exchanged(model, order):
                 refuse_another_stream(model, layers, want)
         for first, window in windows:
             put_in(layers, first, window, [isinstance(calls[i][1], tuple) for i in numbers])
+        hooks = [model.register_forward_pre_hook(refuse_others_within(layers))]
         holders = [m for m in model.modules() if windows and m is not layers
                    and any(each is layers for each in m.modules())]
-        hooks = [m.register_forward_pre_hook(refuse_insights, with_kwargs=True) for m in holders]
+        hooks += [m.register_forward_pre_hook(refuse_insights, with_kwargs=True) for m in holders]
         if is_other:
             hooks += of_one_order(model, numbers)
         model.order = order
@@ -156,6 +157,17 @@ def check_order(model, layers, numbers, is_other):
     if is_other and any('forward' in vars(module) for module in layers.modules()):
         raise Refused("the layers' forward was replaced, as by accelerate: open the model without "
                       'device_map')
+
+
+def refuse_others_within(layers):
+    "A hook that notices what was put into the copies of layers: it would be lost with them."
+    own = [*map(id, layers.modules())]
+
+    def refuse(*_):
+        if [*map(id, layers.modules())] != own:
+            raise Refused('modules were exchanged inside the with, and would be lost at its end: '
+                          'change the model first (LoRA, too), and then its order')
+    return refuse
 
 
 def of_one_order(model, numbers):

@@ -211,8 +211,9 @@ class Hooked:
 def numbers(model):
     "The order of a model that is layers alone: a family of transformers has no more."
     if steps := spans_in(model.order):
-        raise Refused(f'{steps[0]} runs layers in a way that no family of transformers knows: only '
-                      'ordinary and looped models are exported, and models with a recurrent core')
+        raise Refused(f'{steps[0]} runs layers in a way that no family of transformers knows: '
+                      'written are ordinary and looped models, and by nanodepth export those with '
+                      'a recurrent core')
     return model.order
 
 

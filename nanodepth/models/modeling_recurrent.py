@@ -132,7 +132,8 @@ class RavenForCausalLM(PreTrainedModel, GenerationMixin):
         c, t = self.config, self.transformer
         if cache is not None:               # its name from transformers 5.24 on
             past_key_values = cache
-        steps = num_steps or c.mean_recurrence
+        steps = c.mean_recurrence if num_steps is None else num_steps
+        assert steps >= 1, f'num_steps={num_steps}: the core runs at least once'
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache()
         T = input_ids.shape[1]

@@ -211,7 +211,11 @@ def write_tokenizer(name, folder, context):
     Encoding written as one."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     has_files = copy_tokenizer(name, folder)
-    if has_files and (Path(folder) / 'tokenizer_config.json').exists():
+    config = Path(folder) / 'tokenizer_config.json'
+    if has_files and config.exists():
+        if checkpoint_file(name).exists():
+            # a run has read tokenizer.json, of which other classes change the rules
+            write_json(config, read_json(config) | dict(tokenizer_class='PreTrainedTokenizerFast'))
         return
     from transformers import PreTrainedTokenizerFast
     made = (dict(tokenizer_file=str(tokenizer_file(name))) if has_files
