@@ -267,6 +267,12 @@ def test_the_command(tiny, data, tmp_path, capsys):
             x = scaled.run(x, [depth], depth)
         assert torch.allclose(load_model(tmp_path / 'some')(tokens), scaled.head(scaled.norm(x)),
                               atol=1e-5)
+    nanodepth('cut', [str(tmp_path / 'scaled'), '1-1-1', '--scratch', f'--out={tmp_path / "new"}'])
+    assert load_model(tmp_path / 'new').config.ln_scaling
+    scaled.order = [0, 1, 1, 2, 3, 4, 5]
+    looped = save_run(tmp_path / 'looped', scaled, data)
+    assert 'untie a looped model' in refused(capsys, 'cut', looped, '1-1-1',
+                                             f'--out={tmp_path / "no"}')
     (base / 'run.json').unlink()
     assert 'does not say which tokenizer it reads' in refused(capsys, 'cut', base, '2-2-1',
                                                               f'--out={tmp_path / "no"}')

@@ -85,8 +85,9 @@ def operate(options, target, folder):
         parent.head.weight = nn.Parameter(parent.head.weight.detach().clone())
         parent.config.tie_embeddings = False
     parts = choose_layers(options, parent)
-    if parent.config.ln_scaling:            # else each layer would get the scale of its new depth
-        parent = fold_scales(parent.float())
+    is_plain = parent.order == [*range(len(parent.layers))]         # surgery refuses all others
+    if parent.config.ln_scaling and is_plain and not options.scratch:
+        parent = fold_scales(parent.float())        # else a layer got the scale of its new depth
     torch.manual_seed(seed_for(options.seed, 'retrofit'))
     zero = options.start == 'zero'
     model = surgery(parent.float(), parts, options.inject, r=options.recurrence,

@@ -117,7 +117,8 @@ def exchanged(model, order):
                 refuse_another_stream(model, layers, want)
         for first, window in windows:
             put_in(layers, first, window, [isinstance(calls[i][1], tuple) for i in numbers])
-        hooks = [model.register_forward_pre_hook(refuse_others_within(layers))]
+        refuse_others = refuse_others_within(layers)
+        hooks = [model.register_forward_pre_hook(refuse_others)]
         holders = [m for m in model.modules() if windows and m is not layers
                    and any(each is layers for each in m.modules())]
         hooks += [m.register_forward_pre_hook(refuse_insights, with_kwargs=True) for m in holders]
@@ -125,6 +126,7 @@ def exchanged(model, order):
             hooks += of_one_order(model, numbers)
         model.order = order
         yield
+        refuse_others()
     finally:
         vars(model).pop('order', None)
         for hook in hooks:
@@ -165,8 +167,8 @@ def refuse_others_within(layers):
 
     def refuse(*_):
         if [*map(id, layers.modules())] != own:
-            raise Refused('modules were exchanged inside the with, and would be lost at its end: '
-                          'change the model first (LoRA, too), and then its order')
+            raise Refused('modules were exchanged inside the with, and are lost at its end: change '
+                          'the model first (LoRA, too), and then its order')
     return refuse
 
 

@@ -54,7 +54,7 @@ def print_tables(rows):
     if any(row['error'] is not None for row in rows):
         ways = len({row['way'] for row in rows}) > 1
         print('in (): one standard error' + '; in []: the change from the model as it is' * ways)
-    for data in dict.fromkeys(row['data'] for row in rows if row['data']):
+    for data in dict.fromkeys(row['data'] for row in rows if row['measure'] == 'loss'):
         print(f'the loss is measured on {data}')
     say_few(rows)
 
