@@ -264,8 +264,8 @@ if __name__ == '__main__':
     except Refused as error:
         sys.exit(f'retrofit: {error}')
     out.mkdir()
-    save(out, recurrent, [], config=saved['config'], data=saved['data'], flops=0,
-         inherited_flops=saved['flops'] + saved['inherited_flops'], published=saved['published'])
+    save(out, recurrent, [], config=saved['config'], published=saved.get('published'), flops=0,
+         data=saved['data'], inherited_flops=saved['flops'] + saved['inherited_flops'])
     for path in [*folder.glob('*.json'), *folder.glob('*.jinja')]:      # run.json, a tokenizer
         shutil.copy(path, out)
     print(f'{out}: prelude, core and coda were the layers', *cut(shape, len(model.layers)))

@@ -147,7 +147,7 @@ def cut_ties(options, target, folder):
                       'or a Span says how they run')
     free = untie(model, model.order)
     keep_tokenizer(options.run, folder)
-    kept = {name: state[name] for name in ('flops', 'inherited_flops', 'published', 'config')}
+    kept = {name: state.get(name) for name in ('flops', 'inherited_flops', 'published', 'config')}
     save(folder, free, [], data=data_of(options.run, state), **kept)
     print(f'{target}: {len(free.layers)} layers of their own, where {options.run} runs '
           f'{len(model.layers)}')

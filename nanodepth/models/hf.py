@@ -212,8 +212,8 @@ def numbers(model):
     "The order of a model that is layers alone: a family of transformers has no more."
     if steps := spans_in(model.order):
         raise Refused(f'{steps[0]} runs layers in a way that no family of transformers knows: '
-                      'written are ordinary and looped models, and by nanodepth export those with '
-                      'a recurrent core')
+                      'save_hf writes ordinary and looped models, and nanodepth export also those '
+                      'with a recurrent core')
     return model.order
 
 
