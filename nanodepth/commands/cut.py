@@ -84,13 +84,14 @@ def operate(options, target, folder):
     if options.untie_head:      # it begins as the embedding
         parent.head.weight = nn.Parameter(parent.head.weight.detach().clone())
         parent.config.tie_embeddings = False
+    parent.float()
     parts = choose_layers(options, parent)
     is_plain = parent.order == [*range(len(parent.layers))]         # surgery refuses all others
     if parent.config.ln_scaling and is_plain and not options.scratch:
-        parent = fold_scales(parent.float())        # else a layer got the scale of its new depth
+        parent = fold_scales(parent)        # else a layer got the scale of its new depth
     torch.manual_seed(seed_for(options.seed, 'retrofit'))
     zero = options.start == 'zero'
-    model = surgery(parent.float(), parts, options.inject, r=options.recurrence,
+    model = surgery(parent, parts, options.inject, r=options.recurrence,
                     backprop_depth=options.backprop_depth, fresh=options.fresh,
                     start='normal' if zero else options.start, state_std=0.0 if zero else None)
     if options.scratch:
@@ -99,9 +100,10 @@ def operate(options, target, folder):
     if options.dense:
         model = untie(parent, sum(parts, []))
     keep_tokenizer(options.run, folder)
-    save(folder, model, [], flops=0, inherited_flops=0 if options.scratch else spent_on(state),
-         published=not options.scratch and math.isnan(cost_of(state)),
-         config=state.get('config', {}), data=data_of(options.run, state))
+    made_of = dict(flops=0) if options.scratch else state
+    save(folder, model, [], flops=0, inherited_flops=spent_on(made_of),
+         published=math.isnan(cost_of(made_of)), config=state.get('config', {}),
+         data=data_of(options.run, state))
     now = 'the kept layers, each once' if options.dense else (
         f'nanodepth train config/retrofit.py --init_from={target} '
         f'--recurrence={options.recurrence} --data=... trains it')
