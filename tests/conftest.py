@@ -270,11 +270,12 @@ def placed(data, recurrent, tiny, tmp_path):
 def save_run(folder, model, data=None, **more):
     "A folder as train.py leaves it, with a model that reads bytes; NAME-3 was trained with seed 3."
     config = dict(data=[str(data)], batch_size=4, context=16) if data else {}
+    name, _, seed = folder.name.rpartition('-')
+    if name and seed.isdecimal():
+        config['seed'] = int(seed)
     folder.mkdir(parents=True, exist_ok=True)
     save(folder, model, [], **dict(config=config, step=3, flops=0) | more)
-    name, _, seed = folder.name.rpartition('-')
-    said = dict(config=dict(seed=int(seed))) if name and seed.isdecimal() else {}
-    (folder / 'run.json').write_text(json.dumps(dict(tokenizer='bytes') | said))
+    (folder / 'run.json').write_text(json.dumps(dict(tokenizer='bytes')))
     return str(folder)
 
 

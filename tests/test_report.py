@@ -4,9 +4,11 @@ Promised: sampling is seeded and loops; a run and several have a picture; the ta
 errors over the seeds; paired tests against every sign tried one by one.
 """
 import json
+import shutil
 from collections import Counter
 
 import pytest
+import torch
 from conftest import refused, save_run
 from matplotlib.figure import Figure
 
@@ -76,9 +78,9 @@ def line(step, layers, accuracy, loss=1.0):
                 kinds=dict(text=dict(loss=2.0), look=dict(accuracy=accuracy)))
 
 
-def seeded(folder, seed, **config):
+def seeded(folder, seed, order=(0, 1), **config):
     folder.mkdir()
-    (folder / 'run.json').write_text(json.dumps(dict(config=dict(seed=seed, **config))))
+    torch.save(dict(config=dict(seed=seed, **config), order=list(order)), folder / 'ckpt.pt')
     return folder
 
 
@@ -89,12 +91,17 @@ def test_a_suffix_is_a_seed_only_where_the_run_says_so(tmp_path):
     runs = {name: seeded(tmp_path / name, seed) for name, seed in seeds.items()}
     for seed in (0, 1):                     # of other data
         runs[f'f-{seed}'] = seeded(tmp_path / f'f-{seed}', seed, data=f'data/{seed}')
+    for seed in (0, 1):                     # of other cores, as two cuts have them
+        runs[f'g-{seed}'] = seeded(tmp_path / f'g-{seed}', seed, order=[0, seed])
     for name in ('hf-1', 'hf-2'):           # others' checkpoints say nothing
         runs[name] = tmp_path / name
     assert Counter(tables.groups_of(runs).values()) == {
         'a': 2, 'b': 1, 'c-4': 1, 'lr1e-3': 1, 'lr1e-4': 1, 'd': 1, 'd-*': 2, 'base_1-2-1': 1,
-        'base_1-2-2': 1, 'e-1': 1, 'e-01': 1, 'f-0': 1, 'f-1': 1, 'hf-1': 1, 'hf-2': 1}
+        'base_1-2-2': 1, 'e-1': 1, 'e-01': 1, 'f-0': 1, 'f-1': 1, 'g-0': 1,
+        'g-1': 1, 'hf-1': 1, 'hf-2': 1}
     kept = tables.run_names([runs[name] / 'ckpt-9.pt' for name in ('a-0', 'a-1', 'b')])
+    for path in kept.values():
+        shutil.copy(path.with_name('ckpt.pt'), path)
     assert [*tables.groups_of(kept).values()] == ['a', 'a', str(runs['b'] / 'ckpt-9.pt')]
 
 

@@ -445,7 +445,7 @@ def test_seeds_are_averaged(tmp_path, tiny, data, capsys):
         torch.save(state | change, path)
         alone = {row['group'] for row in written('evaluate', tmp_path / 'f.csv', *map(
             tmp_path.joinpath, shapes), '--batches=2')}
-        assert {'looped', 'looped-1'} < alone and 'no seed of looped' in capsys.readouterr().err
+        assert {'looped-0', 'looped-1'} < alone and 'no seed of looped' in capsys.readouterr().err
     torch.save(state | dict(data=dict(val=['as it was'])), path)
     assert 'has changed since' in refused(capsys, 'evaluate', tmp_path / 'looped-1',
                                           f'--out={tmp_path}/g.csv')

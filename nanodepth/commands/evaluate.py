@@ -18,7 +18,7 @@ from nanodepth.report.plot import PICTURES, draw_curves, show
 from nanodepth.report.printed import print_differences, print_tables
 from nanodepth.report.tables import UNITS, groups_of, named_after, write_csv
 from nanodepth.retrofit import core_of
-from nanodepth.scoring.rows import Asked, Subject, group_of, notes_beside
+from nanodepth.scoring.rows import Asked, Subject, notes_beside
 from nanodepth.scoring.scores import parse_tasks
 from nanodepth.scoring.way import Way, Ways, as_typed, read_ways
 
@@ -81,14 +81,13 @@ def main(argv=None):
     if options.x == 'shots' and not parse_tasks(options.tasks)[0]:
         raise Refused('--x=shots draws what is asked with examples: give --tasks=toy_assign/3')
     paths = named_models(options.models)
-    groups = groups_of(paths)
+    groups = groups_of(paths, 'step')
     ending = 'png' if options.x else 'csv'
     out = options.out or Path('out/evals') / f'{named_after(options, "x")}.{ending}'
     for name in options.against:
         check_choice('--against', name, [*groups.values()])
     notes = notes_beside(out)
-    rows, firsts = [], {}
-    first = None
+    rows, first = [], None
     for name, path in tqdm(paths.items(), 'models', unit='model', leave=False):
         subject = Subject(path, options, like=first)
         first = first or subject
@@ -99,7 +98,6 @@ def main(argv=None):
             raise Refused(f'{first.path} is measured on {first.data()}, and {path} on '
                           f'{subject.data()}: give --data, so that both answer the same, or leave '
                           'the loss out by --measures=')
-        groups[name] = group_of(name, groups[name], subject.state, firsts)
         rows += subject.rows(its_ways, notes, run=name, group=groups[name])
     if options.r and not any('--r=' in row['way'] for row in rows):
         raise Refused(f'--r={options.r} is for models with a recurrent core, and none of these has '

@@ -27,7 +27,7 @@ from nanodepth.report.plot import draw_curves, draw_maps, show
 from nanodepth.report.tables import columns, groups_of, number, over_seeds, write_csv
 from nanodepth.retrofit import core_of
 from nanodepth.scoring.lens import exit_at, quality, train_lens
-from nanodepth.scoring.rows import Asked, NotHere, Subject, group_of, notes_beside
+from nanodepth.scoring.rows import Asked, NotHere, Subject, notes_beside
 from nanodepth.scoring.scores import ask, data_scores, open_data, parse_tasks
 from nanodepth.scoring.way import Ways, notation, read_way
 from nanodepth.text.primitives import TASKS, TOY_TASKS
@@ -274,11 +274,10 @@ def main(argv=None):
         raise Refused(f'{way}: the probes look at each layer as it is, so they take --loop and '
                       '--r, and no window')
     paths = named_models(options.models)
-    groups, folder, lines, firsts = groups_of(paths), options.out, [], {}
+    groups, folder, lines = groups_of(paths, 'step'), options.out, []
     notes = notes_beside(folder / 'index.html')
     for run, path in tqdm(paths.items(), desc='models', unit='model'):
         subject = Probed(path, options)
-        groups[run] = group_of(run, groups[run], subject.state, firsts)
         with way.apply(subject.model):
             order, (n, T) = unrolled(subject.model.order), subject.tokens.shape
         for name, places in subject.noted([way], notes)[str(way)].items():

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 from nanodepth.common.errors import Refused
-from nanodepth.common.files import checkpoint_file, load_tensors, read_run
+from nanodepth.common.files import checkpoint_file, load_tensors
 from nanodepth.report.tables import groups_of, run_names
 from nanodepth.training.checkpoint import read_log
 
@@ -19,8 +19,8 @@ def log_of(folder):
     if not path.exists():
         raise Refused(f'there is no {path}: is {folder} the folder of a run?')
     state = load_tensors(checkpoint_file(folder)) if checkpoint_file(folder).exists() else {}
-    before = state.get('inherited_flops', 0)
-    return [line | dict(flops=before + line.get('flops', 0)) for line in read_log(path)]
+    before, seed = state.get('inherited_flops', 0), (state.get('config') or {}).get('seed', 0)
+    return [line | dict(flops=before + line.get('flops', 0), seed=seed) for line in read_log(path)]
 
 
 def read_groups(folders):
@@ -28,8 +28,7 @@ def read_groups(folders):
     paths = run_names(folders)
     logs = {}
     for name, group in groups_of(paths).items():
-        seed = (read_run(paths[name]).get('config') or {}).get('seed', 0)
-        logs.setdefault(group, []).append([line | dict(seed=seed) for line in log_of(paths[name])])
+        logs.setdefault(group, []).append(log_of(paths[name]))
     return logs
 
 

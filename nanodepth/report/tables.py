@@ -12,7 +12,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from nanodepth.common.files import checkpoint_file, read_run, replace
+from nanodepth.common.errors import say
+from nanodepth.common.files import checkpoint_file, load_tensors, replace
 from nanodepth.training.plan import FREE
 
 
@@ -75,24 +76,30 @@ def run_names(paths):
     return dict(zip(names if len(set(names)) == len(names) else map(str, paths), paths))
 
 
-def groups_of(paths):
-    """{name: its group of seeds} of {name: folder}: lidas-0, lidas-1 and lidas-2 are one run over
-    three seeds if they were trained with the seeds 0, 1 and 2, as their run.json says. In
-    base_1-2-1 the last number is no seed. Runs of other settings are no seeds of one."""
+def groups_of(paths, *more):
+    """{name: its group of seeds} of {name: checkpoint}: lidas-0, lidas-1 and lidas-2 are one run
+    over three seeds if they were trained with the seeds 0, 1 and 2. In base_1-2-1 the last number
+    is no seed. Other settings, other data or another shape make another run, and so does what
+    `more` names of a checkpoint, such as its step."""
     groups, seeded = dict(zip(paths, paths)), {}
     for name, path in paths.items():
-        folder = checkpoint_file(path).parent       # a kept checkpoint may stand for its run
-        stem, _, number = folder.absolute().name.rpartition('-')
-        config = read_run(folder).get('config') or {}
-        if stem and number.isdecimal() and config.get('seed') == int(number):
-            seeded.setdefault(stem, {})[name] = config
-    for stem, configs in seeded.items():
-        seeds = {config['seed'] for config in configs.values()}
-        first, *others = ({key: value for key, value in config.items()
-                           if key not in FREE - {'data'} | {'seed', 'init_from'}}
-                          for config in configs.values())
-        if others and len(seeds) == len(configs) and all(each == first for each in others):
-            groups |= dict.fromkeys(configs, f'{stem}-*' if stem in paths else stem)
+        file = checkpoint_file(path)            # a kept checkpoint may stand for its run
+        stem, _, number = file.absolute().parent.name.rpartition('-')
+        state = load_tensors(file) if number.isdecimal() and file.exists() else {}
+        config = state.get('config') or {}
+        if stem and config and config.get('seed') == int(number):
+            settings = {key: value for key, value in config.items()
+                        if key not in FREE - {'data'} | {'seed', 'init_from'}}
+            made = [settings, *map(state.get, ('data', 'model_config', 'order', *more))]
+            seeded.setdefault(stem, {})[name] = int(number), made
+    for stem, of_name in seeded.items():
+        (_, first), *_ = of_name.values()
+        seeds = {name: seed for name, (seed, made) in of_name.items() if made == first}
+        if 1 < len(seeds) == len({*seeds.values()}):
+            groups |= dict.fromkeys(seeds, f'{stem}-*' if stem in paths else stem)
+        for name in [name for name in of_name if name not in seeds]:
+            say(f'{name} is no seed of {stem}: it has other settings, took other steps, read other '
+                'data, or has another shape')
     return groups
 
 

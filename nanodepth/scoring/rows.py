@@ -306,15 +306,6 @@ def facts(state, model, way=Way(), runs=None, row=None):
                 training_flops=cost_of(state), tokens=tokens)
 
 
-def group_of(name, group, state, firsts):
-    "Its group, if a checkpoint is such a model as the first one there, as far on the same data."
-    made = [state.get(key) for key in ('step', 'data', 'model_config', 'order')]
-    if firsts.setdefault(group, made) == made:
-        return group
-    say(f'{name} is no seed of {group}: it took other steps, read other data, or has another shape')
-    return name
-
-
 # ------------------------------------------------------------------------------------ what is noted
 
 def files_of(path):
