@@ -1,4 +1,5 @@
 "The book stands alone, in an empty folder; and its reader of settings, which every command uses."
+import importlib
 import os
 import re
 import runpy
@@ -9,6 +10,7 @@ import sys
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Literal
 
 import pytest
@@ -23,6 +25,7 @@ from nanodepth.training.plan import Config
 TINY = ('--n_embd=32 --n_head=2 --head_dim=16 --n_layer=8 --steps=16 --batch_size=4 --context=32 '
         '--eval_every=4 --eval_batches=1 --log_every=1 --device=cpu').split()
 STOP = '''
+import importlib
 import os
 import signal
 _calls = []
@@ -183,6 +186,9 @@ def test_a_config_finds_its_neighbours_and_the_book(tmp_path, monkeypatch):
     "Also where the book's names are those of somebody else's files, as they may be beside a wheel."
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, 'loop', os)
+    lazy = ModuleType('lazy')               # as some of transformers' are
+    lazy.__getattr__ = lambda name: importlib.import_module('what.is.missing')
+    monkeypatch.setitem(sys.modules, 'lazy', lazy)
     (tmp_path / 'own').mkdir()
     (tmp_path / 'own/parent.py').write_text('import torch\nsteps = 7\n')
     (tmp_path / 'own/helper.py').write_text('size = 3\n')

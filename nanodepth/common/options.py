@@ -81,7 +81,8 @@ def is_yours(name):
 def own_file(module):
     """Its file, if a module is yours: not of the package, nor of Python, nor among the packages of
     others. Of a folder without an __init__.py, the folder."""
-    file = getattr(module, '__file__', None) or next(iter(getattr(module, '__path__', ())), HERE)
+    says = getattr(module, '__dict__', {})      # (asked by getattr, some would import others)
+    file = says.get('__file__') or next(iter(says.get('__path__', ())), HERE)
     file = str(file)                        # text: there are thousands
     if file.startswith(STDLIB) or 'site-packages' in file or 'dist-packages' in file:
         return None

@@ -112,13 +112,25 @@ class FromFile:
 def as_tokenizers(encoding, name):
     """A tiktoken Encoding as a Tokenizer of the `tokenizers` package. A text begins with the end of
     the one before, as our documents do."""
-    from tokenizers import processors
-    from transformers.convert_slow_tokenizer import TikTokenConverter
-    special = encoding._special_tokens
-    converter = TikTokenConverter(pattern=encoding._pat_str,
-                                  extra_special_tokens=sorted(special, key=special.get))
-    converter.load_tiktoken_bpe = lambda _: encoding._mergeable_ranks       # instead of a file's
-    made = converter.converted()
+    import tokenizers
+    from tokenizers import pre_tokenizers, processors
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+    ranks, special = encoding._mergeable_ranks, encoding._special_tokens
+    letters = bytes_to_unicode()
+    spelled = {token: ''.join(letters[byte] for byte in token) for token in ranks}
+    merges = []             # of each token, by its rank, all pairs that make it
+    for token in sorted(ranks, key=ranks.get):
+        pairs = [(token[:i], token[i:]) for i in range(1, len(token))]
+        known = [(ranks[a], ranks[b], a, b) for a, b in pairs if a in ranks and b in ranks]
+        merges += [(spelled[a], spelled[b]) for *_, a, b in sorted(known)]
+    vocab = {spelled[token]: rank for token, rank in ranks.items()}
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, merges, ignore_merges=True))
+    made.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(tokenizers.Regex(encoding._pat_str), 'isolated'),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    made.decoder = tokenizers.decoders.ByteLevel()
+    made.add_special_tokens([tokenizers.AddedToken(token, normalized=False, special=True)
+                             for token in sorted(special, key=special.get)])
     if END_OF_TEXT in special:
         made.post_processor = processors.TemplateProcessing(
             single=f'{END_OF_TEXT} $A', pair=f'{END_OF_TEXT} $A $B',
