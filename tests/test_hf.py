@@ -453,6 +453,9 @@ def test_an_exported_folder_has_its_order_its_words_and_its_licence(tmp_path, ti
     assert (tmp_path / 'out/LICENSE.txt').read_text() == 'Do as you like.'
     with safe_open(tmp_path / 'out/model.safetensors', 'pt') as file:
         assert file.metadata() == dict(format='pt', parent='in', order='0 1 2 1 2 3')
+    said = json.loads((tmp_path / 'out/tokenizer_config.json').read_text())
+    assert (said['tokenizer_class'], said['model_input_names']) == (        # for transformers 4
+        'PreTrainedTokenizerFast', ['input_ids', 'attention_mask'])
     words = transformers.AutoTokenizer.from_pretrained(tmp_path / 'out')
     assert words.chat_template == '{{ messages[0].content }}'
     text = "a , b . I 'm \"ä東🙂\"\r\n"

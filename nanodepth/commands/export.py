@@ -135,7 +135,7 @@ def export(options, model, folder):
         if not core.fresh:         # with fresh noise no two texts are equal
             compare_text(model, folder)
         print(f"{options.target}: in the authors' format (huginn_raven); load_model opens it, and "
-              'transformers with trust_remote_code=True (its tokenizer with False, too)')
+              'transformers with trust_remote_code=True')
         if ours:
             print(f"their own code does not know {', '.join(ours)}")
         return

@@ -224,16 +224,19 @@ def write_tokenizer(name, folder, context):
     Path(folder).mkdir(parents=True, exist_ok=True)
     has_files = copy_tokenizer(name, folder)
     config = Path(folder) / 'tokenizer_config.json'
-    if has_files and config.exists():
-        if checkpoint_file(name).exists():
-            # a run has read tokenizer.json, of which other classes change the rules
-            write_json(config, read_json(config) | dict(tokenizer_class='PreTrainedTokenizerFast'))
-        return
-    from transformers import PreTrainedTokenizerFast
-    made = (dict(tokenizer_file=str(tokenizer_file(name))) if has_files
-            else dict(tokenizer_object=as_tokenizers(get_tokenizer(name), name)))
-    end = END_OF_TEXT if END_OF_TEXT in get_tokenizer(name).special_tokens_set else None
-    tokenizer = PreTrainedTokenizerFast(**made, bos_token=end, eos_token=end,
-                                        model_max_length=context,
-                                        clean_up_tokenization_spaces=False)
-    tokenizer.save_pretrained(folder)
+    is_whole = has_files and config.exists()
+    if not is_whole:
+        from transformers import PreTrainedTokenizerFast
+        made = (dict(tokenizer_file=str(tokenizer_file(name))) if has_files
+                else dict(tokenizer_object=as_tokenizers(get_tokenizer(name), name)))
+        end = END_OF_TEXT if END_OF_TEXT in get_tokenizer(name).special_tokens_set else None
+        tokenizer = PreTrainedTokenizerFast(**made, bos_token=end, eos_token=end,
+                                            model_max_length=context,
+                                            clean_up_tokenization_spaces=False)
+        tokenizer.save_pretrained(folder)
+    if not is_whole or checkpoint_file(name).exists():
+        # a run has read tokenizer.json, of which other classes change the rules. (transformers 4
+        # knows this one by no other name, and gives more than its models take.)
+        write_json(config, read_json(config) | dict(
+            tokenizer_class='PreTrainedTokenizerFast',
+            model_input_names=['input_ids', 'attention_mask']))
