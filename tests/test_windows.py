@@ -243,6 +243,10 @@ def test_a_cache_of_another_order_is_refused():
     past = model(t[:, :7]).past_key_values
     with in_order(model, [0, 2, 1, 3, 4, 5]):
         want = model(t).logits[:, 7:]
+        own = transformers.DynamicCache(config=model.config)
+        model(t[:, :7], past_key_values=own, return_dict=False)
+        assert torch.allclose(model(t[:, 7:], past_key_values=own, return_dict=False)[0], want,
+                              atol=1e-5)
         with pytest.raises(Refused, match='filled in another order'):
             model(t[:, 7:], past_key_values=past)
         past = model(t[:, :7]).past_key_values
@@ -592,6 +596,38 @@ def test_what_is_done_to_a_model_inside():
     model(tokens() % 6)
     assert seen == [1] and order_of(compiled) == [*range(6)]
     assert not any(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize('before', [True, False])
+def test_a_hook_on_a_layer_of_a_window_is_part_of_each_evaluation(before):
+    "As on a layer that an order repeats: a vector that steers it is added each time."
+    model, t, vector, found = family('llama'), tokens(), torch.randn(32), []
+
+    def add_hooks(depths):
+        return [layers_of(model)[d].register_forward_hook(lambda *args: args[-1] + vector)
+                for d in depths]
+    for inside, depths in ((in_order(model, [0, 1, 2, 3, 4, 2, 3, 4, 5]), [2, 3, 5, 6, 8]),
+                           (looped(model, (2, 4), naive, 2), [2, 3, 5])):
+        hooks = add_hooks([2, 3, 5]) if before else []
+        with inside:
+            if not before:
+                add_hooks(depths)
+            found.append(model(t).logits)
+        for hook in hooks:
+            hook.remove()
+    assert torch.allclose(*found, atol=1e-5) and not torch.allclose(found[0], model(t).logits)
+
+
+def test_a_copy_that_is_made_inside_stays_looped():
+    model, t = family('llama'), tokens()
+    for inside in (in_order(model, [0, 1, 2, 1, 2, 3, 4, 5]), looped(model, K=2)):
+        with inside:
+            copied, want = copy.deepcopy(model), model(t).logits
+        with torch.enable_grad():
+            assert torch.equal(copied(t).logits, want)
+        with pytest.raises(Refused, match='change the model first'), torch.enable_grad():
+            layers_of(copied)[3].mlp.up_proj = torch.nn.Linear(32, 64)
+            copied(t)
 
 
 def test_hybrid_models_can_be_looped_where_they_attend():

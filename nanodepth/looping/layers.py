@@ -140,19 +140,30 @@ def without_dropout(model):
 
 # --------------------------------------------------------------------------------------- one layer
 
+class Entered:
+    "The model's call of a layer comes to its Entry. (This stands before the class of the layer.)"
+
+    def __call__(self, *args, **kwargs):
+        return self.entry(*args, **kwargs)
+
+
+@functools.cache
+def entered(kind):
+    return type(kind.__name__, (Entered, kind), {})
+
+
 class Entry:
-    """Stands in a layer's forward: an object, so that a deepcopy has its own. What stood there
-    before, if anything did (accelerate's, which moves tensors), is what runs the layer."""
+    "Of a layer within a window: an object, so that a deepcopy has its own."
 
     def __init__(self, layer, index, loop, tuples, pinned):
         self.layer, self.index, self.loop, self.pinned = layer, index, loop, pinned
         self.tuples = tuples
-        self.before = vars(layer).get('forward')
         self.names, self.cache_name, self.mask_name = arguments(layer)
+        layer.entry, layer.__class__ = self, entered(type(layer))
 
     def forward(self, x, kwargs):
-        own = self.before or functools.partial(type(self.layer).forward, self.layer)
-        return stream_of(own(x, **kwargs))
+        "An evaluation: an ordinary call of the layer, with all hooks that it has."
+        return stream_of(super(Entered, self.layer).__call__(x, **kwargs))
 
     def refuse_checkpointing(self):
         if self.layer.training and getattr(self.layer, 'gradient_checkpointing', False):

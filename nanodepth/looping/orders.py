@@ -117,10 +117,8 @@ def exchanged(model, order):
                 refuse_another_stream(model, layers, want)
         for first, window in windows:
             put_in(layers, first, window, [isinstance(calls[i][1], tuple) for i in numbers])
-        refuse_others = refuse_others_within(layers)
-        # (not at each token that is generated: a look at SmolLM2 takes a third of a millisecond)
-        hooks = [model.register_forward_pre_hook(
-            lambda *_: refuse_others() if torch.is_grad_enabled() else None)]
+        unchanged = Unchanged(layers)
+        hooks = [model.register_forward_pre_hook(unchanged)]
         holders = [m for m in model.modules() if windows and m is not layers
                    and any(each is layers for each in m.modules())]
         hooks += [m.register_forward_pre_hook(refuse_insights, with_kwargs=True) for m in holders]
@@ -128,7 +126,7 @@ def exchanged(model, order):
             hooks += of_one_order(model, numbers)
         model.order = order
         yield
-        refuse_others()
+        unchanged.check()
     finally:
         vars(model).pop('order', None)
         for hook in hooks:
@@ -163,15 +161,21 @@ def check_order(model, layers, numbers, is_other):
                       'device_map')
 
 
-def refuse_others_within(layers):
-    "A function that notices what was put into the copies of layers: it would be lost with them."
-    own = [*map(id, layers.modules())]
+class Unchanged:
+    "Notices what was put into the copies of layers: it would be lost with them."
 
-    def refuse():
-        if [*map(id, layers.modules())] != own:
+    def __init__(self, layers):
+        self.layers, self.own = layers, [*layers.modules()]
+
+    def __call__(self, *_):
+        "As a hook. (A look at SmolLM2 at each generated token takes a third of a millisecond.)"
+        if torch.is_grad_enabled():
+            self.check()
+
+    def check(self):
+        if [*self.layers.modules()] != self.own:
             raise Refused('modules were exchanged inside the with, and are lost at its end: change '
                           'the model first (LoRA, too), and then its order')
-    return refuse
 
 
 def of_one_order(model, numbers):
@@ -184,12 +188,13 @@ def of_one_order(model, numbers):
         if cache is not None and cache.get_seq_length() and vars(cache).get('order') != numbers:
             raise Refused('this cache was filled in another order: begin a new one')
 
-    def keep(_, args, output):
-        cache = cache_in(output) if isinstance(output, dict) else None      # a tuple has no names
+    def keep(_, args, kwargs, output):
+        # a tuple has no names, and a cache of one's own is given
+        cache = cache_in(output if isinstance(output, dict) else kwargs)
         if cache is not None:
             cache.order = numbers
     return [model.register_forward_pre_hook(refuse, with_kwargs=True),
-            model.register_forward_hook(keep)]
+            model.register_forward_hook(keep, with_kwargs=True)]
 
 
 def by_place(model):
@@ -224,7 +229,7 @@ def placed(module, place):
 
 
 def put_in(layers, first, window, tuples):
-    "A window into the copies of layers, from a depth on: an Entry in each one's forward."
+    "A window into the copies of layers, from a depth on: each gets an Entry."
     depths = range(first, first + len(window.items))
     routers = pinned_routers({d: layers[d] for d in depths}, window.pin, unasked=window.by_layer)
     loop = Loop((first, depths[-1]), window, len(layers))
@@ -232,7 +237,7 @@ def put_in(layers, first, window, tuples):
         if routers[d] and 'forward' in vars(layers[d]):
             raise Refused("the layers' forward was replaced, as by accelerate, and runs routers "
                           'that cannot be pinned: open the model without device_map')
-        layers[d].forward = Entry(layers[d], d, loop, tuples[d], any(routers.values()))
+        Entry(layers[d], d, loop, tuples[d], any(routers.values()))
         for router in routers[d]:
             router.register_forward_hook(Pin(loop))
 

@@ -28,7 +28,7 @@ class Loop(threading.local):
         self.calls = {}         # {depth: (entry, arguments)}
         self.routed = {}        # {router: its answer in evaluation 1}
 
-    def __reduce__(self):       # copies and pickles carry no forward's state
+    def __reduce__(self):       # a copy carries no forward's state
         return type(self), ((self.a, self.b), self.span, self.depth)
 
     def arrive(self, entry, d, x, kwargs):
