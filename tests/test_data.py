@@ -664,7 +664,7 @@ def test_rows_of_others_begin_as_a_text_does(gemma, tiny, tmp_path):
     """The tokens that begin a text count in no loss. The end of the text before, with which our own
     exports begin a text, is no such token: our rows are windows."""
     write_noise(tmp_path / 'noise', [])
-    assert scoring.starts_of(gemma[0]) == []
+    assert scoring.starts_of(gemma[0], {}) == []
     theirs = tmp_path / 'theirs'
     shutil.copytree(gemma[0], theirs)
     for path in theirs.glob('*token*.json'):
@@ -679,4 +679,9 @@ def test_rows_of_others_begin_as_a_text_does(gemma, tiny, tmp_path):
         losses.append(torch.nn.functional.cross_entropy(logits[:, 1:].transpose(1, 2), targets))
     assert subject.scores(Way())['loss'].mean == pytest.approx(np.mean(losses), rel=1e-5)
     ours = save_run(tmp_path / 'ours', tiny(n_layer=2), data=tmp_path / 'noise')
-    assert scoring.starts_of(ours) == [] and scoring.starts_of(theirs) == [256]
+    assert scoring.starts_of(ours, state_of(ours)) == []
+    save_hf(tiny(n_layer=2), tmp_path / 'llama', tokenizer=theirs)
+    nanodepth('cut', [str(tmp_path / 'llama'), '1-1-0', f'--out={tmp_path / "cut"}'])
+    state = state_of(tmp_path / 'cut')          # of a model with such a start, and not trained since
+    for trained in ({}, dict(flops=1)):
+        assert scoring.starts_of(tmp_path / 'cut', state | trained) == ([] if trained else [256])

@@ -79,8 +79,8 @@ def choose_layers(options, parent):
 def operate(options, target, folder):
     "Write the cut checkpoint, and print its parts."
     state, parent = open_path(options.run)
-    if core_of(parent):
-        raise Refused(f'{options.run} has a recurrent core already: cut an ordinary model')
+    if spans := spans_in(parent.order):
+        raise Refused(f'{options.run} has {spans} in its order already: cut an ordinary model')
     if options.untie_head:      # it begins as the embedding
         parent.head.weight = nn.Parameter(parent.head.weight.detach().clone())
         parent.config.tie_embeddings = False

@@ -235,6 +235,7 @@ class Subject:
             say(f'{self.path} is not in {name}: {why}')
         seed = (self.state.get('config') or {}).get('seed', 0)
         row = len(self.val.starts) + self.val.context if self.val else None
+        data = self.data() + ', each behind what begins a text' * bool(self.val and self.val.starts)
         for way in ways:
             layers = way.cost(self.model)
             of_model = facts(self.state, self.model, way, layers, row)
@@ -250,7 +251,7 @@ class Subject:
                     mean=score.mean, error=score.error, n=len(score.answers) or None,
                     chance=score.chance, change=change.mean, change_error=change.error, p=change.p,
                     changes=change.changes,
-                    data='' if name in OF_TASKS else self.data()) | of_model)
+                    data='' if name in OF_TASKS else data) | of_model)
         return rows
 
     def mark(self):

@@ -106,13 +106,14 @@ def data_scores(model, loader, batches=None, pieces=1, text=False):
                      for kind, each in right.items() if each and kind != 'text'}
 
 
-def starts_of(path):
+def starts_of(path, state):
     """The tokens that a checkpoint wants before each row of data. Others' checkpoints, if their
     tokenizer begins a text with tokens of its own, were trained with them at every text: without
-    them Gemma is lost. Ours are trained on windows out of the middle, and read windows here too,
-    also as an export whose start is the end of the text before. (One with Llama's tokenizer
-    cannot be told from a Llama, and has a start in each row.)"""
-    if kind_of(path) == OURS:
+    them Gemma is lost, and so is what was cut of one. What we trained was trained on windows out of
+    the middle, and reads windows here too, also as an export whose start is the end of the text
+    before. (One with Llama's tokenizer cannot be told from a Llama, and has a start in each
+    row.)"""
+    if kind_of(path) == OURS and (state.get('flops') or not state.get('published')):
         return []
     tokenizer = get_tokenizer(path)
     starts = getattr(tokenizer, 'starts', [])
@@ -141,7 +142,7 @@ def open_data(path, state, model, data, seed=0, rows=None):
     """The validation rows of `data`, else of what the run was trained on; `rows` in a batch, else
     as many as in training."""
     c = state.get('config') or {}
-    starts = starts_of(path)
+    starts = starts_of(path, state)
     as_trained = not data and (state.get('data') or {}).get('val')
     data = data or c.get('data')
     if not data:
