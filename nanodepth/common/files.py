@@ -43,17 +43,6 @@ def read_json(path):
     return value
 
 
-def read_run(folder):
-    "What a run's run.json says of it; {} without one."
-    path = Path(folder) / 'run.json'
-    about = read_json(path) if path.exists() else {}
-    with reading(path):
-        if not (isinstance(about.get('config') or {}, dict)
-                and isinstance(about.get('tokenizer', ''), str)):
-            raise ValueError('config or tokenizer is of a wrong kind')
-    return about
-
-
 def load_tensors(path):
     "What torch.save has written, mapped from its file; tensors and plain values only."
     import torch

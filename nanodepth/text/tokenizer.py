@@ -12,8 +12,7 @@ import numpy as np
 import tiktoken
 
 from nanodepth.common.errors import Refused, refusing
-from nanodepth.common.files import (checkpoint_file, read_json, read_run, reading, replace,
-                                    write_json)
+from nanodepth.common.files import checkpoint_file, read_json, reading, replace, write_json
 from nanodepth.common.whose import from_hub, on_hub
 
 END_OF_TEXT = '<|endoftext|>'
@@ -49,7 +48,7 @@ def stands_for(name):
     if (path / 'tokenizer.json').exists():
         return path / 'tokenizer.json'
     if (path / 'run.json').exists():
-        return read_run(path).get('tokenizer', str(name))
+        return str(read_json(path / 'run.json').get('tokenizer', name))
     if on_hub(name):
         return from_hub(name) / 'tokenizer.json'
     return path if path.is_file() else str(name)
