@@ -199,14 +199,14 @@ def manager(tmp_path):
     return TaskManager(include_path=[str(folder), str(ROOT / 'data/evals')], include_defaults=False)
 
 
-def write_noise(folder, kinds, length=8000):
+def write_noise(folder, kinds, length=8000, mask=None):
     "Letters without anything to learn: every fifth is an answer of the last kind."
     rng, n = np.random.default_rng(0), np.arange(length)
     rest = len(kinds) - 1               # the others, if there are two kinds, are of the first
     for split in ('train', 'val'):
         marks = np.where(n % 5 == 0, 128 + len(kinds), 128 + rest if rest else 0)
         write_dataset(folder, split, 'bytes', rng.integers(97, 123, length), kinds=kinds,
-                      marks=marks if kinds else None)
+                      marks=marks if kinds else None, mask=mask)
 
 
 def planned_flops(*argv):

@@ -381,7 +381,7 @@ def test_a_diverged_arm_is_named_and_the_tables_stand(call, tmp_path, capsys):
     with pytest.raises(SystemExit, match='2'):          # not even the first can be asked
         call(file, '--seeds=1')
     file.write_text(f'arms = dict(b={BASE!r}, short="b --context=64")\npartners = False')
-    assert re.findall('(.*), seed 0, is measured on .* compared with none',
+    assert re.findall('(.*), seed 0, is measured on .*: these losses are not compared',
                       call(file, '--seeds=1')) == ['short']
 
 
@@ -551,6 +551,11 @@ def test_costs_are_means_over_seeds_and_what_no_seed_shares_is_no_comparison(cap
     equal = group('e', (0, 1), 81.0, 81.0) + group('f', (0, 1), 79.0, 79.0)
     print_differences(rows + equal, dict(b=['e', 'f', 'a']))     # with each that is as dear
     assert 'Comparisons made here: 2.' in capsys.readouterr().out
+    others = [row | dict(data='b' if row['seed'] else 'a') for row in rows]
+    at_first = [row | dict(data='a') for row in rows]
+    for mixed in (others[:2] + at_first[2:4], others[:4]):
+        print_differences(mixed, dict(b=['a']))         # one seed, or both, on equal data
+        assert ('seeds in common: 1' in capsys.readouterr().out) == (mixed != others[:4])
     print_differences(rows, dict(a=['free']))          # new weights cost nothing
     said = capsys.readouterr().out
     assert {row['FLOPs'] for row in table_of(said, 'loss')} == {''} and 'seeds in common: 1' in said

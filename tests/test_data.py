@@ -683,5 +683,5 @@ def test_rows_of_others_begin_as_a_text_does(gemma, tiny, tmp_path):
     save_hf(tiny(n_layer=2), tmp_path / 'llama', tokenizer=theirs)
     nanodepth('cut', [str(tmp_path / 'llama'), '1-1-0', f'--out={tmp_path / "cut"}'])
     state = state_of(tmp_path / 'cut')      # of one with such a start, and not trained
-    for trained in ({}, dict(flops=1)):
+    for trained in ({}, dict(flops=1), dict(inherited_flops=1)):
         assert scoring.starts_of(tmp_path / 'cut', state | trained) == ([] if trained else [256])

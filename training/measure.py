@@ -62,7 +62,7 @@ def validate(model, loader, batches=0, pieces=1, losses_of=losses_of):
                 sums[0, :2] += of_row       # one by one: so pieces do not change the last bit
                 of_rows.append(of_row)
             for kind in range(1, len(sums)):
-                here = marks % BEGINS == kind
+                here = (marks % BEGINS == kind) & (y != -1)
                 sums[kind, :2] += torch.stack((losses[here].sum(), here.sum()))
             for kind, is_right in answers(marks, wrong):
                 sums[kind, 2:] += torch.tensor((is_right, 1))

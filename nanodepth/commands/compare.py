@@ -455,7 +455,7 @@ def main(argv=None):
         first = first or subject
         if subject.data() != first.data():
             left.append(f'{name}, seed {seed}, is measured on {subject.data()}, and '
-                        f'{first.path} on {first.data()}: its loss is compared with none')
+                        f'{first.path} on {first.data()}: these losses are not compared')
         rows += its_rows
     if all(math.isnan(row['training_flops']) for row in rows):
         for row in rows:        # all begin from published models: what counts is training since

@@ -216,13 +216,10 @@ def refuse_another_stream(model, layers, want):
 
 
 def placed(module, place):
-    """A shallow copy of a layer: its weights are shared, its index in the cache is its place. What
-    is hooked from now on is hooked on it alone."""
+    "A shallow copy of a layer, with its weights and hooks; its index in the cache is its place."
     new = copy.copy(module)
     new._modules = {name: child if child is None else placed(child, place)
                     for name, child in module._modules.items()}
-    for name in [name for name in vars(module) if 'hooks' in name]:
-        setattr(new, name, copy.copy(getattr(module, name)))
     for name in {'layer_idx', 'layer_id'} & {*vars(new)}:       # (GPT-Neo has the latter)
         setattr(new, name, place)
     return new
@@ -238,7 +235,8 @@ def put_in(layers, first, window, tuples):
             raise Refused("the layers' forward was replaced, as by accelerate, and runs routers "
                           'that cannot be pinned: open the model without device_map')
         Entry(layers[d], d, loop, tuples[d], any(routers.values()))
-        for router in routers[d]:
+        for router in routers[d]:           # on this copy alone, not on the layer wherever it runs
+            router._forward_hooks = copy.copy(router._forward_hooks)
             router.register_forward_hook(Pin(loop))
 
 

@@ -107,14 +107,14 @@ def margin_of(row, margins):
 
 
 def paired(rows, others):
-    "[(value, the others' value)] of the seeds that both have."
-    of_seed = {row['seed']: row['mean'] for row in others}
-    return [(row['mean'], of_seed[row['seed']]) for row in rows if row['seed'] in of_seed]
+    "[(a row, the others' row)] of the seeds that both have, measured on the same data."
+    of_seed = {(row['seed'], row.get('data')): row for row in others}
+    return [(row, of_seed[at]) for row in rows if (at := (row['seed'], row.get('data'))) in of_seed]
 
 
 def difference(rows, others, margins={}):
     "[how far rows are from others seed by seed, its p, what so many seeds say of it]"
-    pairs = paired(rows, others)
+    pairs = [(row['mean'], other['mean']) for row, other in paired(rows, others)]
     if not pairs:
         return ['', '', '']
     factor = UNITS[rows[0]['kind']].factor
@@ -135,11 +135,13 @@ def mean_of(rows, column):
 def beside(rows, bases):
     """[(in words, other rows)] that the rows of one group, way and measure are compared with. A way
     is compared with the model as it is. The model is compared with the first of `bases`, its rows
-    of that measure, and with each later one that had as many training FLOPs."""
+    of that measure, and with each later one that had as many training FLOPs. What no seed of both
+    was measured on is no comparison."""
     pairs = []
     for name, others in bases.items():
-        both = {row['seed'] for row in rows} & {row['seed'] for row in others}
-        ours, theirs = ([row for row in its if row['seed'] in both] for its in (rows, others))
+        if not (common := paired(rows, others)):
+            continue
+        ours, theirs = zip(*common)
         tokens, flops = (is_same(mean_of(ours, column), mean_of(theirs, column))
                          for column in ('tokens', 'training_flops'))
         equal = ['equal tokens'] * tokens + ['equal training FLOPs'] * flops

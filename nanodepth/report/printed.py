@@ -77,9 +77,8 @@ def print_differences(rows, bases, measures=(), margins={}):
         here = where(rows, measure=measure)
         for group, way in dict.fromkeys((row['group'], row['way']) for row in here):
             its = where(here, group=group, way=way)
-            others = {other: where(here, group=other, way=PLAIN, data=its[0]['data'])
-                      for other in bases.get(group, ())}
-            pairs = beside(its, {other: its for other, its in others.items() if its})
+            pairs = beside(its, {other: where(here, group=other, way=PLAIN)
+                                 for other in bases.get(group, ())})
             if way != PLAIN:
                 pairs = [(PLAIN, where(here, group=group, way=PLAIN))]
             share = costs[group] / (costs.get(base) or math.nan)

@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import io
 import math
+import os
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -79,27 +80,31 @@ def run_names(paths):
 def groups_of(paths, *more):
     """{name: its group of seeds} of {name: checkpoint}: lidas-0, lidas-1 and lidas-2 are one run
     over three seeds if they were trained with the seeds 0, 1 and 2. In base_1-2-1 the last number
-    is no seed. Other settings, other data or another shape make another run, and so does what
-    `more` names of a checkpoint, such as its step."""
+    is no seed. Other settings, data, shapes or parents (but for the seed in their name) make
+    another run, and so does what `more` names of a checkpoint, such as its step."""
     groups, seeded = dict(zip(paths, paths)), {}
     for name, path in paths.items():
         file = checkpoint_file(path)            # a kept checkpoint may stand for its run
-        stem, _, number = file.absolute().parent.name.rpartition('-')
+        stem, _, number = os.path.relpath(file.parent).rpartition('-')
         state = load_tensors(file) if number.isdecimal() and file.exists() else {}
         config = state.get('config') or {}
         if stem and config and config.get('seed') == int(number):
             settings = {key: value for key, value in config.items()
                         if key not in FREE - {'data'} | {'seed', 'init_from'}}
-            made = [settings, *map(state.get, ('data', 'model_config', 'order', *more))]
+            parent = re.sub(rf'-{number}(?!\d)', '', str(config.get('init_from')))
+            made = [settings, parent, *map(state.get, ('data', 'model_config', 'order', *more))]
             seeded.setdefault(stem, {})[name] = int(number), made
+    names = [Path(stem).name for stem in seeded]
     for stem, of_name in seeded.items():
-        (_, first), *_ = of_name.values()
-        seeds = {name: seed for name, (seed, made) in of_name.items() if made == first}
+        all_made = [made for _, made in of_name.values()]
+        most = max(all_made, key=all_made.count)
+        seeds = {name: seed for name, (seed, made) in of_name.items() if made == most}
+        group = Path(stem).name if names.count(Path(stem).name) == 1 else stem
         if 1 < len(seeds) == len({*seeds.values()}):
-            groups |= dict.fromkeys(seeds, f'{stem}-*' if stem in paths else stem)
+            groups |= dict.fromkeys(seeds, f'{group}-*' if group in paths else group)
         for name in [name for name in of_name if name not in seeds]:
-            say(f'{name} is no seed of {stem}: it has other settings, took other steps, read other '
-                'data, or has another shape')
+            say(f'{name} is no seed of {group}: it has other settings, another parent or shape, '
+                'took other steps, or read other data')
     return groups
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from nanodepth.common.errors import Refused
-from nanodepth.models.checkpoint import OURS, kind_of
+from nanodepth.models.checkpoint import OURS, kind_of, spent_on
 from nanodepth.report.tables import Score, error_of, mean, p_value
 from nanodepth.scoring.likelihoods import log_likelihoods, losses_of
 from nanodepth.text.primitives import TASKS, TOY_TASKS, few_shot
@@ -113,7 +113,7 @@ def starts_of(path, state):
     the middle, and reads windows here too, also as an export whose start is the end of the text
     before. (One with Llama's tokenizer cannot be told from a Llama, and has a start in each
     row.)"""
-    if kind_of(path) == OURS and (state.get('flops') or not state.get('published')):
+    if kind_of(path) == OURS and (spent_on(state) or not state.get('published')):
         return []
     tokenizer = get_tokenizer(path)
     starts = getattr(tokenizer, 'starts', [])

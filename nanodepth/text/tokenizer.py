@@ -234,8 +234,9 @@ def write_tokenizer(name, folder, context):
                                             clean_up_tokenization_spaces=False)
         tokenizer.save_pretrained(folder)
     if not is_whole or checkpoint_file(name).exists():
-        # a run has read tokenizer.json, of which other classes change the rules. (transformers 4
-        # knows this one by no other name, and gives more than its models take.)
-        write_json(config, read_json(config) | dict(
-            tokenizer_class='PreTrainedTokenizerFast',
-            model_input_names=['input_ids', 'attention_mask']))
+        # a run has read tokenizer.json, of which other classes, or code, change the rules.
+        # (transformers 4 knows this one by no other name, and gives more than its models take.)
+        settings = read_json(config) | dict(tokenizer_class='PreTrainedTokenizerFast',
+                                            model_input_names=['input_ids', 'attention_mask'])
+        settings.pop('auto_map', None)
+        write_json(config, settings)
