@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import by_layer, flags, log_of, ranks, ROOT, same, Times, weights_of
+from conftest import (by_layer, flags, log_of, ranks, ROOT, same, Times, weights_of,
+                      write_noise)
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from nanodepth import train as train_file
@@ -262,6 +263,13 @@ def own(config, tmp_path):
         (tmp_path / 'own.py').write_text(text)
         return read(Config, [str(tmp_path / 'own.py'), *flags(config(out, n_layer=4))])
     return make
+
+
+def test_a_kind_of_which_nothing_counts_has_no_numbers(tmp_path, config):
+    write_noise(tmp_path / 'data', ['text', 'copy'], mask=np.arange(8000) % 5 == 0)
+    c = config(data=str(tmp_path / 'data'), steps=2, warmup_steps=1, decay_steps=0)
+    train(c)
+    assert {*log_of(c)[-1]['kinds']} == {'copy'}
 
 
 def test_a_growth_of_ones_own(own):

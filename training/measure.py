@@ -20,7 +20,7 @@ def measure(run, metric=None):
         (loss, tokens, _, _), *of_kinds = sums.tolist()
         kinds = {name: dict(loss=its_loss / its_tokens, accuracy=right / n_answers)
                  for name, (its_loss, its_tokens, right, n_answers) in zip(val.kinds, of_kinds)
-                 if n_answers}
+                 if n_answers and its_tokens}
         numbers = dict(val_loss=loss / max(1, tokens), kinds=kinds)
         if metric:              # a mean over rows, of which each process has its own
             own = {name: float(number) for name, number in metric(model, val).items()}
