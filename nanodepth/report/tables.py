@@ -80,8 +80,8 @@ def run_names(paths):
 def groups_of(paths, *more):
     """{name: its group of seeds} of {name: checkpoint}: lidas-0, lidas-1 and lidas-2 are one run
     over three seeds if they were trained with the seeds 0, 1 and 2. In base_1-2-1 the last number
-    is no seed. Other settings, data, shapes or parents (but for the seed in their name) make
-    another run, and so does what `more` names of a checkpoint, such as its step."""
+    is no seed. Other settings, data or shapes make another run, and so does what `more` names of a
+    checkpoint, such as its step. (Each seed may have a parent of its own.)"""
     groups, seeded = dict(zip(paths, paths)), {}
     for name, path in paths.items():
         file = checkpoint_file(path)            # a kept checkpoint may stand for its run
@@ -91,8 +91,7 @@ def groups_of(paths, *more):
         if stem and config and config.get('seed') == int(number):
             settings = {key: value for key, value in config.items()
                         if key not in FREE - {'data'} | {'seed', 'init_from'}}
-            parent = re.sub(rf'-{number}(?!\d)', '', str(config.get('init_from')))
-            made = [settings, parent, *map(state.get, ('data', 'model_config', 'order', *more))]
+            made = [settings, *map(state.get, ('data', 'model_config', 'order', *more))]
             seeded.setdefault(stem, {})[name] = int(number), made
     names = [Path(stem).name for stem in seeded]
     for stem, of_name in seeded.items():
@@ -103,8 +102,8 @@ def groups_of(paths, *more):
         if 1 < len(seeds) == len({*seeds.values()}):
             groups |= dict.fromkeys(seeds, f'{group}-*' if group in paths else group)
         for name in [name for name in of_name if name not in seeds]:
-            say(f'{name} is no seed of {group}: it has other settings, another parent or shape, '
-                'took other steps, or read other data')
+            say(f'{name} is no seed of {group}: it has other settings or another shape, took other '
+                'steps, or read other data')
     return groups
 
 
