@@ -585,21 +585,16 @@ def test_an_older_instance_forward_is_kept():
 
 
 def test_what_is_done_to_a_model_inside():
-    "Its mode stays, a hook is on a layer wherever it runs, and a compiled model is its own."
+    "Its mode stays, a hook is on one place and goes with it, and a compiled model is its own."
     model, seen = family('gpt2', vocab_size=6), []
     model.train()
-    held = layers_of(model)[1]
     with in_order(torch.compile(model), [0, 1, 2, 1, 3]) as compiled:
         assert order_of(compiled) == [0, 1, 2, 1, 3]
-        hooks = [layer.register_forward_pre_hook(lambda *_: seen.append(1))
-                 for layer in (held, layers_of(model)[4])]      # layer 1, and 3 at its place
-        model(tokens() % 6)
-        assert seen == [1, 1, 1]
-        hooks[0].remove()
+        layers_of(model)[3].register_forward_pre_hook(lambda *_: seen.append(1))
         model(tokens() % 6)
         model.eval()
     model(tokens() % 6)
-    assert seen == [1] * 5 and order_of(compiled) == [*range(6)]
+    assert seen == [1] and order_of(compiled) == [*range(6)]
     assert not any(module.training for module in model.modules())
 
 
@@ -607,19 +602,33 @@ def test_what_is_done_to_a_model_inside():
 def test_a_hook_on_a_layer_of_a_window_is_part_of_each_evaluation(before):
     "As on a layer that an order repeats: a vector that steers it is added each time."
     model, t, vector, found = family('llama'), tokens(), torch.randn(32), []
-    held = [layers_of(model)[i] for i in (2, 3, 5)]
 
-    def add_hooks():
-        return [layer.register_forward_hook(lambda *args: args[-1] + vector) for layer in held]
-    for inside in (in_order(model, [0, 1, 2, 3, 4, 2, 3, 4, 5]), looped(model, (2, 4), naive, 2)):
-        hooks = add_hooks() if before else []
+    def add_hooks(depths):
+        return [layers_of(model)[d].register_forward_hook(lambda *args: args[-1] + vector)
+                for d in depths]
+    for inside, depths in ((in_order(model, [0, 1, 2, 3, 4, 2, 3, 4, 5]), [2, 3, 5, 6, 8]),
+                           (looped(model, (2, 4), naive, 2), [2, 3, 5])):
+        hooks = add_hooks([2, 3, 5]) if before else []
         with inside:
-            hooks = hooks or add_hooks()
+            if not before:
+                add_hooks(depths)
             found.append(model(t).logits)
-            for hook in hooks:
-                hook.remove()
-            plain = model(t).logits
-    assert torch.allclose(*found, atol=1e-5) and not torch.allclose(found[0], plain, atol=0.1)
+        for hook in hooks:
+            hook.remove()
+    assert torch.allclose(*found, atol=1e-5)
+    assert not torch.allclose(found[0], model(t).logits, atol=0.1)
+
+
+def test_a_hook_on_a_layer_that_does_not_run_is_refused():
+    model, t = family('llama'), tokens()
+    for inside in (in_order(model, [0, 1, 1, 2, 3, 4, 5]), looped(model, (2, 4))):
+        held = layers_of(model)[3].mlp
+        with pytest.raises(Refused, match='looked up before it'), inside:
+            hook = held.register_forward_pre_hook(lambda *_: None)
+            with pytest.raises(Refused, match='look layers up'), torch.enable_grad():
+                model(t)
+        with pytest.raises(Refused, match='or removed'), looped(model, (1, 2)):
+            hook.remove()
 
 
 def test_a_copy_that_is_made_inside_stays_looped():

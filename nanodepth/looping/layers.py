@@ -98,8 +98,7 @@ def calls_of(model, layers, **how):
 
     def note(layer, args, kwargs, answer):
         calls[layer].append((kwargs | dict(zip(arguments(layer)[0], args)), answer))
-    each_once = {id(layer._forward_hooks): layer for layer in layers}       # copies share them
-    hooks = [layer.register_forward_hook(note, with_kwargs=True) for layer in each_once.values()]
+    hooks = [layer.register_forward_hook(note, with_kwargs=True) for layer in layers]
     try:
         tokens = torch.arange(1, 9, device=model.device) % model.config.get_text_config().vocab_size
         model(tokens[None], use_cache=False, **how)

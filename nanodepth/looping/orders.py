@@ -117,7 +117,7 @@ def exchanged(model, order):
                 refuse_another_stream(model, layers, want)
         for first, window in windows:
             put_in(layers, first, window, [isinstance(calls[i][1], tuple) for i in numbers])
-        unchanged = Unchanged(layers)
+        unchanged = Unchanged(layers, before.values())
         hooks = [model.register_forward_pre_hook(unchanged)]
         holders = [m for m in model.modules() if windows and m is not layers
                    and any(each is layers for each in m.modules())]
@@ -162,10 +162,13 @@ def check_order(model, layers, numbers, is_other):
 
 
 class Unchanged:
-    "Notices what was put into the copies of layers: it would be lost with them."
+    "Notices what is put into the copies of layers, to be lost with them, or hooked on no copy."
 
-    def __init__(self, layers):
+    def __init__(self, layers, originals):
         self.layers, self.own = layers, [*layers.modules()]
+        hooks = [value for layer in originals for module in layer.modules()
+                 for name, value in vars(module).items() if 'hooks' in name]
+        self.hooks = [(each, copy.copy(each)) for each in hooks]
 
     def __call__(self, *_):
         "As a hook. (A look at SmolLM2 at each generated token takes a third of a millisecond.)"
@@ -176,6 +179,9 @@ class Unchanged:
         if [*self.layers.modules()] != self.own:
             raise Refused('modules were exchanged inside the with, and are lost at its end: change '
                           'the model first (LoRA, too), and then its order')
+        if any(each != before for each, before in self.hooks):
+            raise Refused('inside the with copies of the layers run, but a hook was set on a layer '
+                          'that was looked up before it, or removed: look layers up inside')
 
 
 def of_one_order(model, numbers):
@@ -216,10 +222,13 @@ def refuse_another_stream(model, layers, want):
 
 
 def placed(module, place):
-    "A shallow copy of a layer, with its weights and hooks; its index in the cache is its place."
+    """A shallow copy of a layer: its weights are shared, its index in the cache is its place. What
+    is hooked from now on is hooked on it alone."""
     new = copy.copy(module)
     new._modules = {name: child if child is None else placed(child, place)
                     for name, child in module._modules.items()}
+    for name in [name for name in vars(module) if 'hooks' in name]:
+        setattr(new, name, copy.copy(getattr(module, name)))
     for name in {'layer_idx', 'layer_id'} & {*vars(new)}:       # (GPT-Neo has the latter)
         setattr(new, name, place)
     return new
@@ -235,8 +244,7 @@ def put_in(layers, first, window, tuples):
             raise Refused("the layers' forward was replaced, as by accelerate, and runs routers "
                           'that cannot be pinned: open the model without device_map')
         Entry(layers[d], d, loop, tuples[d], any(routers.values()))
-        for router in routers[d]:           # on this copy alone, not on the layer wherever it runs
-            router._forward_hooks = copy.copy(router._forward_hooks)
+        for router in routers[d]:
             router.register_forward_hook(Pin(loop))
 
 
