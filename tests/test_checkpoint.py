@@ -131,6 +131,20 @@ def test_only_a_plain_core_is_exported_and_in_its_authors_format(name, ordered, 
         assert not out.exists()
 
 
+@pytest.mark.parametrize('how', [dict(mode='layer'), dict(decode='bypass'), dict(pin='mixture'),
+                                 dict(solver='layer_anchored_frozen', cache='exact'), {}])
+def test_a_window_of_the_package_is_opened_as_it_was_or_not_at_all(how, tmp_path, tiny):
+    model = tiny(n_layer=3)
+    model.order = with_window(model.order, (1, 2), **how)
+    run = save_run(tmp_path / 'run', model)
+    if how:
+        with pytest.raises((TypeError, Refused)):
+            load_model(run)(torch.ones(1, 4, dtype=int))
+    else:
+        assert torch.equal(load_model(run)(torch.ones(1, 4, dtype=int)),
+                           model(torch.ones(1, 4, dtype=int)))
+
+
 def test_a_file_that_a_checkpoint_names_is_never_run(ordered, tmp_path, monkeypatch):
     file, ran = tmp_path / 'evil.py', tmp_path / 'it ran'
     file.write_text(f'open({str(ran)!r}, "w")\nfrom nanodepth.retrofit import Core as Again\n'

@@ -51,6 +51,12 @@ class Window(PlainWindow):
             raise Refused("cache='exact' needs the same evaluations for every token: "
                           "decode='full', and no halting tolerance")
 
+    def settings(self):
+        "A checkpoint is read by wrapper.py's Window, which does not take what is not its own."
+        more = dict(mode=(self.mode, 'block'), decode=(self.decode, 'full'), pin=(self.pin, None))
+        return super().settings() | {name: value for name, (value, usual) in more.items()
+                                     if value != usual}
+
     def evaluations(self):
         return self.most                    # with a tolerance it may stop before
 
