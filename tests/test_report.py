@@ -111,7 +111,7 @@ def test_a_suffix_is_a_seed_only_where_the_run_says_so(tmp_path):
     assert [*tables.groups_of(kept).values()] == ['a', 'a', str(runs['b'] / 'ckpt-9.pt')]
 
 
-def test_runs_side_by_side_by_hand(tmp_path):
+def test_runs_side_by_side_by_hand(tmp_path, capsys):
     groups = dict(base=[[line(0, 2, 0.1), line(5, 2, 0.5), line(9, 2, 0.6, loss)]
                         for loss in (1.0, 3.0)],
                 grown=[[line(0, 1, 0), line(4, 2, 0.8), line(9, 2, 1.0, 6.0)],
@@ -124,10 +124,18 @@ def test_runs_side_by_side_by_hand(tmp_path):
         for seed, log in enumerate(group):
             (seeded(tmp_path / f'{name}-{seed + 3}', seed + 3) / 'log.jsonl').write_text(
                 '\n'.join(map(json.dumps, log)))
-    nanodepth('plot', [*map(str, sorted(tmp_path.iterdir())), f'--out={tmp_path / "toys.png"}'])
+    runs, csv = sorted(tmp_path.iterdir()), tmp_path / 'toys.csv'
+    nanodepth('plot', [*map(str, runs), f'--out={tmp_path / "toys.png"}'])
+    rows = csv.read_text()
+    for run in runs:                    # logs that were copied without their checkpoints
+        config = torch.load(run / 'ckpt.pt')['config'] | dict(init_from='parent')
+        (run / 'run.json').write_text(json.dumps(dict(config=config)))
+        (run / 'ckpt.pt').unlink()
+    nanodepth('plot', [*map(str, runs), f'--out={tmp_path / "toys.png"}'])
+    assert csv.read_text() == rows and 'what its parent cost' in capsys.readouterr().err
     both, one = (plot.draw_runs(groups, kinds) for kinds in (['loss', 'look'], ['look']))
     assert one.axes[0].get_ylabel() == both.axes[2].get_ylabel() == 'look: % right'
-    last = [row.split(',') for row in (tmp_path / 'toys.csv').read_text().splitlines()[-2:]]
+    last = [row.split(',') for row in rows.splitlines()[-2:]]
     assert [(row[0], row[1], row[-1]) for row in last] == [('grown', '3', '1.0'),
                                                            ('grown', '4', '0.7')]
 

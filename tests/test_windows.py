@@ -582,6 +582,8 @@ def test_an_older_instance_forward_is_kept():
     accelerate.add_hook_to_module(layers_of(model)[3], accelerate.AlignDevicesHook('cpu'))
     with restored(model), looped(model, WINDOW):
         assert torch.equal(model(t).logits, want)
+    with pytest.raises(Refused, match='set it on a whole layer'), looped(model, WINDOW):
+        layers_of(model)[3].mlp.register_forward_hook(lambda *_: None)      # a part's never runs
 
 
 def test_what_is_done_to_a_model_inside():

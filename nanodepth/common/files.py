@@ -56,6 +56,15 @@ def load_tensors(path):
                           f'{"".join(named[:1])[:200]}'.strip()) from error
 
 
+def read_run(path):
+    "What a run says of itself: its checkpoint or, where that was not copied along, its run.json."
+    file = checkpoint_file(path)
+    if file.exists():
+        return load_tensors(file)
+    beside = file.with_name('run.json')
+    return read_json(beside) if beside.exists() else {}
+
+
 def write_json(path, value):
     replace(path, json.dumps(value, indent=1).encode())
 

@@ -166,8 +166,11 @@ class Unchanged:
 
     def __init__(self, layers, originals):
         self.layers, self.own = layers, [*layers.modules()]
-        hooks = [value for layer in originals for module in layer.modules()
-                 for name, value in vars(module).items() if 'hooks' in name]
+        unused = [module for layer in originals for module in layer.modules()]
+        for module in self.own:     # accelerate's forward runs the parts of what it was made for
+            unused += [*module.modules()][1:] if 'forward' in vars(module) else []
+        hooks = [value for module in unused for name, value in vars(module).items()
+                 if 'hooks' in name]
         self.hooks = [(each, copy.copy(each)) for each in hooks]
 
     def __call__(self, *_):
@@ -181,7 +184,8 @@ class Unchanged:
                           'the model first (LoRA, too), and then its order')
         if any(each != before for each, before in self.hooks):
             raise Refused('inside the with copies of the layers run, but a hook was set on a layer '
-                          'that was looked up before it, or removed: look layers up inside')
+                          'that was looked up before it, or removed: look layers up inside (in a '
+                          'model that accelerate has split, set it on a whole layer, or before)')
 
 
 def of_one_order(model, numbers):

@@ -6,8 +6,8 @@ Usage: groups = read_groups(['out/lidas-0', 'out/lidas-1'])     # {name: [the lo
 import math
 from pathlib import Path
 
-from nanodepth.common.errors import Refused
-from nanodepth.common.files import checkpoint_file, load_tensors
+from nanodepth.common.errors import Refused, say
+from nanodepth.common.files import read_run
 from nanodepth.report.tables import groups_of, run_names
 from nanodepth.training.checkpoint import read_log
 
@@ -18,8 +18,11 @@ def log_of(folder):
     path = Path(folder) / 'log.jsonl'
     if not path.exists():
         raise Refused(f'there is no {path}: is {folder} the folder of a run?')
-    state = load_tensors(checkpoint_file(folder)) if checkpoint_file(folder).exists() else {}
-    before, seed = state.get('inherited_flops', 0), (state.get('config') or {}).get('seed', 0)
+    state = read_run(folder)
+    config = state.get('config') or {}
+    before, seed = state.get('inherited_flops', 0), config.get('seed', 0)
+    if config.get('init_from') and 'inherited_flops' not in state:
+        say(f'{folder} has no checkpoint that says what its parent cost: its FLOPs are its own')
     return [line | dict(flops=before + line.get('flops', 0), seed=seed) for line in read_log(path)]
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nanodepth.common.errors import say
-from nanodepth.common.files import checkpoint_file, load_tensors, replace
+from nanodepth.common.files import checkpoint_file, read_run, replace
 from nanodepth.training.plan import FREE
 
 
@@ -86,7 +86,7 @@ def groups_of(paths, *more):
     for name, path in paths.items():
         file = checkpoint_file(path)            # a kept checkpoint may stand for its run
         stem, _, number = os.path.relpath(file.parent).rpartition('-')
-        state = load_tensors(file) if number.isdecimal() and file.exists() else {}
+        state = read_run(path) if number.isdecimal() else {}
         config = state.get('config') or {}
         if stem and config and config.get('seed') == int(number):
             settings = {key: value for key, value in config.items()
