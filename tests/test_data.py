@@ -678,10 +678,13 @@ def test_rows_of_others_begin_as_a_text_does(gemma, tiny, tmp_path):
             logits = gemma[1](torch.cat((torch.full((len(tokens), 1), 256), tokens), 1)).logits
         losses.append(torch.nn.functional.cross_entropy(logits[:, 1:].transpose(1, 2), targets))
     assert subject.scores(Way())['loss'].mean == pytest.approx(np.mean(losses), rel=1e-5)
-    ours = save_run(tmp_path / 'ours', tiny(n_layer=2), data=tmp_path / 'noise')
+    ours = save_run(tmp_path / 'ours', tiny(n_layer=2, vocab_size=257, context=512),
+                    data=tmp_path / 'noise')
     assert scoring.starts_of(ours, state_of(ours)) == []
     save_hf(tiny(n_layer=2), tmp_path / 'llama', tokenizer=theirs)
     nanodepth('cut', [str(tmp_path / 'llama'), '1-1-0', f'--out={tmp_path / "cut"}'])
+    asked = Asked(data=str(tmp_path / 'noise'), device='cpu')
+    assert Subject(ours, asked, like=subject).val.starts == [256]       # as the first one's rows
     state = state_of(tmp_path / 'cut')      # of one with such a start, and not trained
     for trained in ({}, dict(flops=1), dict(inherited_flops=1)):
         assert scoring.starts_of(tmp_path / 'cut', state | trained) == ([] if trained else [256])

@@ -99,7 +99,8 @@ def test_a_suffix_is_a_seed_only_where_the_run_says_so(tmp_path):
         runs[f'j-{seed}'] = seeded(tmp_path / f'j-{seed}', seed, init_from=f'out/p-{seed}')
     for name in ('hf-1', 'hf-2'):           # others' checkpoints say nothing
         runs[name] = tmp_path / name
-    assert Counter(tables.groups_of(runs).values()) == {
+    assert tables.groups_of(runs)['g-0'] == 'g'         # a picture of training needs no more
+    assert Counter(tables.groups_of(runs, tables.MADE).values()) == {
         'a': 2, 'b': 1, 'c-4': 1, 'lr1e-3': 1, 'lr1e-4': 1, 'd': 1, 'd-*': 2, 'base_1-2-1': 1,
         'base_1-2-2': 1, 'e-1': 1, 'e-01': 1, 'f-0': 1, 'f-1': 1, 'g-0': 1,
         'g-1': 1, 'h-0': 1, 'h': 2, 'j': 2, 'hf-1': 1, 'hf-2': 1}
@@ -109,6 +110,10 @@ def test_a_suffix_is_a_seed_only_where_the_run_says_so(tmp_path):
     for path in kept.values():
         shutil.copy(path.with_name('ckpt.pt'), path)
     assert [*tables.groups_of(kept).values()] == ['a', 'a', str(runs['b'] / 'ckpt-9.pt')]
+    for seed in (0, 1):                 # two steps of one run have no common name
+        torch.save(dict(torch.load(runs[f'a-{seed}'] / 'ckpt.pt'), step=9), kept[list(kept)[seed]])
+    both = tables.run_names([*list(kept.values())[:2], runs['a-0'], runs['a-1']])
+    assert len({*tables.groups_of(both, tables.MADE).values()}) == 4
 
 
 def test_runs_side_by_side_by_hand(tmp_path, capsys):

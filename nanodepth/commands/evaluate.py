@@ -16,7 +16,7 @@ from nanodepth.common.options import read
 from nanodepth.models.checkpoint import named_models
 from nanodepth.report.plot import PICTURES, draw_curves, show
 from nanodepth.report.printed import print_differences, print_tables
-from nanodepth.report.tables import UNITS, groups_of, named_after, write_csv
+from nanodepth.report.tables import MADE, UNITS, groups_of, named_after, write_csv
 from nanodepth.retrofit import core_of
 from nanodepth.scoring.rows import Asked, Subject, notes_beside
 from nanodepth.scoring.scores import parse_tasks
@@ -81,7 +81,7 @@ def main(argv=None):
     if options.x == 'shots' and not parse_tasks(options.tasks)[0]:
         raise Refused('--x=shots draws what is asked with examples: give --tasks=toy_assign/3')
     paths = named_models(options.models)
-    groups = groups_of(paths, 'step')
+    groups = groups_of(paths, MADE)
     ending = 'png' if options.x else 'csv'
     out = options.out or Path('out/evals') / f'{named_after(options, "x")}.{ending}'
     for name in options.against:

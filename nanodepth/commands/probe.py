@@ -24,7 +24,7 @@ from nanodepth.models.checkpoint import OURS, kind_of, named_models
 from nanodepth.models.hf import config_of, lacking
 from nanodepth.models.hf_recurrent import FAMILY
 from nanodepth.report.plot import draw_curves, draw_maps, show
-from nanodepth.report.tables import columns, groups_of, number, over_seeds, write_csv
+from nanodepth.report.tables import MADE, columns, groups_of, number, over_seeds, write_csv
 from nanodepth.retrofit import core_of
 from nanodepth.scoring.lens import exit_at, quality, train_lens
 from nanodepth.scoring.rows import Asked, NotHere, Subject, notes_beside
@@ -274,7 +274,7 @@ def main(argv=None):
         raise Refused(f'{way}: the probes look at each layer as it is, so they take --loop and '
                       '--r, and no window')
     paths = named_models(options.models)
-    groups, folder, lines = groups_of(paths, 'step'), options.out, []
+    groups, folder, lines = groups_of(paths, MADE), options.out, []
     notes = notes_beside(folder / 'index.html')
     for run, path in tqdm(paths.items(), desc='models', unit='model'):
         subject = Probed(path, options)

@@ -7,9 +7,11 @@ import csv
 import dataclasses
 import hashlib
 import io
+import json
 import math
 import os
 import re
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,11 +79,14 @@ def run_names(paths):
     return dict(zip(names if len(set(names)) == len(names) else map(str, paths), paths))
 
 
-def groups_of(paths, *more):
-    """{name: its group of seeds} of {name: checkpoint}: lidas-0, lidas-1 and lidas-2 are one run
-    over three seeds if they were trained with the seeds 0, 1 and 2. In base_1-2-1 the last number
-    is no seed. Other settings, data or shapes make another run, and so does what `more` names of a
-    checkpoint, such as its step. (Each seed may have a parent of its own.)"""
+MADE = 'step', 'data', 'model_config', 'order'      # two models of which are scored as seeds of one
+
+
+def groups_of(paths, more=()):
+    """{name: its group of seeds} of {name: checkpoint}: in one folder, lidas-0, lidas-1 and lidas-2
+    are one run over three seeds if they were trained with the seeds 0, 1 and 2. In base_1-2-1 the
+    last number is no seed. Other settings make another run, and so does what `more` names of a
+    checkpoint (MADE). Each seed may have a parent of its own."""
     groups, seeded = dict(zip(paths, paths)), {}
     for name, path in paths.items():
         file = checkpoint_file(path)            # a kept checkpoint may stand for its run
@@ -91,12 +96,13 @@ def groups_of(paths, *more):
         if stem and config and config.get('seed') == int(number):
             settings = {key: value for key, value in config.items()
                         if key not in FREE - {'data'} | {'seed', 'init_from'}}
-            made = [settings, *map(state.get, ('data', 'model_config', 'order', *more))]
+            made = json.dumps([settings, *map(state.get, more)], sort_keys=True, default=str)
             seeded.setdefault(stem, {})[name] = int(number), made
     names = [Path(stem).name for stem in seeded]
     for stem, of_name in seeded.items():
-        all_made = [made for _, made in of_name.values()]
-        most = max(all_made, key=all_made.count)
+        (most, n), *others = Counter(made for _, made in of_name.values()).most_common()
+        if n > 1 and others and others[0][1] == n:      # such as kept checkpoints of two steps
+            continue
         seeds = {name: seed for name, (seed, made) in of_name.items() if made == most}
         group = Path(stem).name if names.count(Path(stem).name) == 1 else stem
         if 1 < len(seeds) == len({*seeds.values()}):

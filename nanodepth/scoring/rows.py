@@ -135,7 +135,7 @@ def measures_of(asked):
 
 class Subject:
     """A checkpoint, and all that it is asked. With --data, the rows of data are as long and as many
-    as those of `like`, another Subject."""
+    as those of `like`, another Subject, and begin as they do if these begin as a text does."""
     asks = Asked        # the options on which a note depends
 
     def __init__(self, path, asked=None, like=None, classes=()):
@@ -165,9 +165,12 @@ class Subject:
                 say(f'{self.path}: what it was trained on ({data}) is not here, so its loss is '
                     'left out')
             return None
+        starts = []
         if like and asked.data:
             config = dict(batch_size=like.val.batch_size, context=like.val.context)
-        val = open_data(self.path, self.state | dict(config=config), self.answer, asked.data)
+            starts = like.val.starts
+        val = open_data(self.path, self.state | dict(config=config), self.answer, asked.data,
+                        starts=starts)
         row = len(val.starts) + val.context
         if row > self.answer.config.context:
             raise Refused(f'{self.path} reads {self.answer.config.context} tokens, but a row, with '
@@ -258,7 +261,8 @@ class Subject:
         """What a note counts for: these files of a checkpoint, all that is asked, and the code that
         measures: the package, the book, all modules of yours that are loaded now (so a measure's
         own are, too), a file of arms or of Spans, and the libraries' versions."""
-        rows = (self.val.description(), self.val.batch_size, self.val.context) if self.val else None
+        val = self.val
+        rows = val and (val.description(), val.batch_size, val.context, [*val.starts])
         asked = [getattr(self.asked, each.name) for each in fields(self.asks)
                  if each.name != 'metric']
         yours = filter(None, map(own_file, [*sys.modules.values()]))

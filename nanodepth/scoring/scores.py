@@ -138,11 +138,11 @@ def how_to_prepare(folder):
             f'{find("data/text/prepare.py")} FILES --out={folder}')
 
 
-def open_data(path, state, model, data, seed=0, rows=None):
+def open_data(path, state, model, data, seed=0, rows=None, starts=()):
     """The validation rows of `data`, else of what the run was trained on; `rows` in a batch, else
-    as many as in training."""
+    as many as in training. `starts`: what each begins with, else what the checkpoint wants."""
     c = state.get('config') or {}
-    starts = starts_of(path, state)
+    starts = starts or starts_of(path, state)
     as_trained = not data and (state.get('data') or {}).get('val')
     data = data or c.get('data')
     if not data:
