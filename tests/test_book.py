@@ -25,7 +25,6 @@ from nanodepth.training.plan import Config
 TINY = ('--n_embd=32 --n_head=2 --head_dim=16 --n_layer=8 --steps=16 --batch_size=4 --context=32 '
         '--eval_every=4 --eval_batches=1 --log_every=1 --device=cpu').split()
 STOP = '''
-import importlib
 import os
 import signal
 _calls = []

@@ -110,9 +110,10 @@ def test_a_suffix_is_a_seed_only_where_the_run_says_so(tmp_path):
     for path in kept.values():
         shutil.copy(path.with_name('ckpt.pt'), path)
     assert [*tables.groups_of(kept).values()] == ['a', 'a', str(runs['b'] / 'ckpt-9.pt')]
-    for seed in (0, 1):                 # two steps of one run have no common name
-        torch.save(dict(torch.load(runs[f'a-{seed}'] / 'ckpt.pt'), step=9), kept[list(kept)[seed]])
-    both = tables.run_names([*list(kept.values())[:2], runs['a-0'], runs['a-1']])
+    of_a = [*kept.values()][:2]
+    for path in of_a:                   # two steps of one run have no common name
+        torch.save(torch.load(path) | dict(step=9), path)
+    both = tables.run_names([*of_a, runs['a-0'], runs['a-1']])
     assert len({*tables.groups_of(both, tables.MADE).values()}) == 4
 
 

@@ -53,9 +53,9 @@ class Window(PlainWindow):
 
     def settings(self):
         "A checkpoint is read by wrapper.py's Window, which does not take what is not its own."
-        more = dict(mode=(self.mode, 'block'), decode=(self.decode, 'full'), pin=(self.pin, None))
-        return super().settings() | {name: value for name, (value, usual) in more.items()
-                                     if value != usual}
+        usual = dict(mode='block', decode='full', pin=None)
+        return super().settings() | {name: getattr(self, name) for name, value in usual.items()
+                                     if getattr(self, name) != value}
 
     def evaluations(self):
         return self.most                    # with a tolerance it may stop before

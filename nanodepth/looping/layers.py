@@ -149,6 +149,7 @@ class Entered:
 
 @functools.cache
 def entered(kind):
+    "A class of layers, whose calls come to their Entries."
     return type(kind.__name__, (Entered, kind), {})
 
 
@@ -159,7 +160,6 @@ class Entry:
         self.layer, self.index, self.loop, self.pinned = layer, index, loop, pinned
         self.tuples = tuples
         self.names, self.cache_name, self.mask_name = arguments(layer)
-        layer.entry, layer.__class__ = self, entered(type(layer))
 
     def forward(self, x, kwargs):
         "An evaluation: an ordinary call of the layer, with all hooks that it has."

@@ -17,8 +17,9 @@ from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.whose import is_ours
 from nanodepth.loop import running
 from nanodepth.looping.caches import Window
-from nanodepth.looping.layers import (Entry, Pin, calls_of, check_host, layers_of, pick_window,
-                                      pinned_routers, run_by_hand, stream_of, without_dropout)
+from nanodepth.looping.layers import (Entry, Pin, calls_of, check_host, entered, layers_of,
+                                      pick_window, pinned_routers, run_by_hand, stream_of,
+                                      without_dropout)
 from nanodepth.looping.window import Loop
 from nanodepth.model import spans_in, unrolled
 from nanodepth.wrapper import Window as PlainWindow, around
@@ -169,8 +170,7 @@ class Unchanged:
         unused = [module for layer in originals for module in layer.modules()]
         for module in self.own:     # accelerate's forward runs the parts of what it was made for
             unused += [*module.modules()][1:] if 'forward' in vars(module) else []
-        hooks = [value for module in unused for name, value in vars(module).items()
-                 if 'hooks' in name]
+        hooks = [each for module in unused for each in hooks_of(module).values()]
         self.hooks = [(each, copy.copy(each)) for each in hooks]
 
     def __call__(self, *_):
@@ -225,14 +225,19 @@ def refuse_another_stream(model, layers, want):
         raise Refused(by_place(model))
 
 
+def hooks_of(module):
+    "{name: the dict} of all kinds of hooks that torch keeps on a module."
+    return {name: value for name, value in vars(module).items() if 'hooks' in name}
+
+
 def placed(module, place):
     """A shallow copy of a layer: its weights are shared, its index in the cache is its place. What
     is hooked from now on is hooked on it alone."""
     new = copy.copy(module)
     new._modules = {name: child if child is None else placed(child, place)
                     for name, child in module._modules.items()}
-    for name in [name for name in vars(module) if 'hooks' in name]:
-        setattr(new, name, copy.copy(getattr(module, name)))
+    for name, hooks in hooks_of(module).items():
+        setattr(new, name, copy.copy(hooks))
     for name in {'layer_idx', 'layer_id'} & {*vars(new)}:       # (GPT-Neo has the latter)
         setattr(new, name, place)
     return new
@@ -247,7 +252,8 @@ def put_in(layers, first, window, tuples):
         if routers[d] and 'forward' in vars(layers[d]):
             raise Refused("the layers' forward was replaced, as by accelerate, and runs routers "
                           'that cannot be pinned: open the model without device_map')
-        Entry(layers[d], d, loop, tuples[d], any(routers.values()))
+        layers[d].entry = Entry(layers[d], d, loop, tuples[d], any(routers.values()))
+        layers[d].__class__ = entered(type(layers[d]))
         for router in routers[d]:
             router.register_forward_hook(Pin(loop))
 

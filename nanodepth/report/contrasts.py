@@ -108,8 +108,9 @@ def margin_of(row, margins):
 
 def paired(rows, others):
     "[(a row, the others' row)] of the seeds that both have, measured on the same data."
-    of_seed = {(row['seed'], row.get('data')): row for row in others}
-    return [(row, of_seed[at]) for row in rows if (at := (row['seed'], row.get('data'))) in of_seed]
+    measured = lambda row: (row['seed'], row.get('data'))
+    theirs = {measured(row): row for row in others}
+    return [(row, theirs[measured(row)]) for row in rows if measured(row) in theirs]
 
 
 def difference(rows, others, margins={}):

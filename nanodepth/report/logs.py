@@ -20,7 +20,8 @@ def log_of(folder):
         raise Refused(f'there is no {path}: is {folder} the folder of a run?')
     state = read_run(folder)
     config = state.get('config') or {}
-    before, seed = state.get('inherited_flops', 0), config.get('seed', 0)
+    before = state.get('inherited_flops', 0)
+    seed = config.get('seed', 0)
     if config.get('init_from') and 'inherited_flops' not in state:
         say(f'{folder} has no checkpoint that says what its parent cost: its FLOPs are its own')
     return [line | dict(flops=before + line.get('flops', 0), seed=seed) for line in read_log(path)]

@@ -107,9 +107,10 @@ def groups_of(paths, more=()):
         group = Path(stem).name if names.count(Path(stem).name) == 1 else stem
         if 1 < len(seeds) == len({*seeds.values()}):
             groups |= dict.fromkeys(seeds, f'{group}-*' if group in paths else group)
-        for name in [name for name in of_name if name not in seeds]:
-            say(f'{name} is no seed of {group}: it has other settings or another shape, took other '
-                'steps, or read other data')
+        for name in of_name:
+            if name not in seeds:
+                say(f'{name} is no seed of {group}: it has other settings or another shape, took '
+                    'other steps, or read other data')
     return groups
 
 
