@@ -44,6 +44,8 @@ from nanodepth.commands import train as train_command  # noqa: E402
 from nanodepth.common.options import read  # noqa: E402
 from nanodepth.report import plot  # noqa: E402
 from nanodepth.retrofit import surgery  # noqa: E402
+from nanodepth.scoring.rows import labelled  # noqa: E402
+from nanodepth.scoring.way import Way  # noqa: E402
 from nanodepth.training.checkpoint import save  # noqa: E402
 from nanodepth.training.plan import Config  # noqa: E402
 
@@ -197,6 +199,12 @@ def manager(tmp_path):
     (folder / 'd.jsonl').write_text('\n'.join(map(json.dumps, docs)))
     from lm_eval.tasks import TaskManager
     return TaskManager(include_path=[str(folder), str(ROOT / 'data/evals')], include_defaults=False)
+
+
+def asked_of(subject, way=Way()):
+    "{name: Score} of a Subject's model, run in a way."
+    measured = {name: subject.measure(name, way) for name in subject.measures}
+    return {label: score for label, (score, _) in labelled(measured).items()}
 
 
 def write_noise(folder, kinds, length=8000, mask=None):

@@ -5,7 +5,7 @@ import runpy
 
 import pytest
 import torch
-from conftest import ROOT, save_run, write_noise
+from conftest import ROOT, asked_of, save_run, write_noise
 
 from nanodepth.models import checkpoint
 from nanodepth.models.hf import save_hf
@@ -92,7 +92,7 @@ def test_each_row_is_a_unit_of_a_loss_and_counts_once(kinds, length, rows, tiny,
     write_noise(tmp_path / 'noise', kinds, length)
     run = save_run(tmp_path / 'run', tiny(vocab_size=257, context=64), tmp_path / 'noise')
     subject = Subject(run, Asked(batches=3, device='cpu'))
-    score = subject.scores(Way())['loss']
+    score = asked_of(subject)['loss']
     val = Loader(tmp_path / 'noise', 4, 16, 'val')
     by_hand = {}
     for step in range(3):

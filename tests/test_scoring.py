@@ -23,20 +23,19 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoTokenizer
-from conftest import logits, refused, ROOT, save_run, Times, write_noise
+from conftest import asked_of, logits, refused, ROOT, save_run, write_noise
 from families import tiny as family
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import evaluate, sweep
 from nanodepth.common.errors import Refused
 from nanodepth.common.whose import is_ours
-from nanodepth.looping.caches import Window as CachedWindow
 from nanodepth.looping.orders import looped
 from nanodepth.model import Span
 from nanodepth.models import checkpoint
 from nanodepth.models.hf import as_theirs, Hooked
 from nanodepth.report.tables import where
-from nanodepth.retrofit import Core, surgery
+from nanodepth.retrofit import surgery
 from nanodepth.scoring import (likelihoods, lm_eval_scores as harness, rows as rows_file,
                                scores as scoring)
 from nanodepth.scoring.rows import Asked, facts, Subject
@@ -44,6 +43,7 @@ from nanodepth.scoring.scores import ask, half, log_likelihoods, parse_tasks, Sc
 from nanodepth.scoring.way import notation, read_ways, Way, Ways
 from nanodepth.text.primitives import Example, few_shot
 from nanodepth.text.tokenizer import get_tokenizer, keep_tokenizer, write_tokenizer
+from nanodepth.text.tokens import write_dataset
 from nanodepth.common.options import read
 from nanodepth.training.loader import Loader
 from nanodepth.wrapper import rk, Window
@@ -91,13 +91,6 @@ def test_each_kind_of_model_runs_in_its_ways_and_is_restored(tiny):
         assert way.cost(model) == cost, str(way)
     with pytest.raises(Refused, match='--loop=2x2 is for ordinary models'):
         Way(loop='2x2').apply(core)
-
-
-def test_whose_rows_are_filled_up_behind_their_ends(tiny):
-    "A solver, or a Span of one's own, may look at a whole row."
-    for item, is_filled in ((1, True), (Window([1]), True), (Core([1]), True),
-                            (CachedWindow([1], 'anderson'), False), (Times([1]), False)):
-        assert likelihoods.fills_up(tiny(order=[0, item, 2, 3])) == is_filled
 
 
 def in_window(model, window, solver='naive'):
@@ -193,7 +186,7 @@ def test_chat_templates_are_those_of_the_checkpoint(run, manager, monkeypatch):
         "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}{% "
         "if add_generation_prompt %}<assistant>{% endif %}")
     (run[1] / 'tokenizer_config.json').write_text(json.dumps(about))
-    plain, chat = (Subject(run[1], Asked(tasks='local_other', chat=on, device='cpu')).scores(Way())
+    plain, chat = (asked_of(Subject(run[1], Asked(tasks='local_other', chat=on, device='cpu')))
                    for on in (False, True))
     assert plain['local_other acc'].answers != chat['local_other acc'].answers
 
@@ -445,7 +438,8 @@ def test_seeds_are_averaged(tmp_path, tiny, data, capsys):
         torch.save(state | change, path)
         alone = {row['group'] for row in written('evaluate', tmp_path / 'f.csv', *map(
             tmp_path.joinpath, shapes), '--batches=2')}
-        assert {'looped-0', 'looped-1'} < alone and 'no seed of looped' in capsys.readouterr().err
+        assert {'looped-0', 'looped-1'} < alone
+        assert 'looped-0, looped-1: not averaged as seeds of looped' in capsys.readouterr().err
     torch.save(state | dict(data=dict(val=['as it was'])), path)
     assert 'has changed since' in refused(capsys, 'evaluate', tmp_path / 'looped-1',
                                           f'--out={tmp_path}/g.csv')
@@ -743,18 +737,30 @@ def test_the_loss_on_text_alone_and_the_log_probability_of_the_right_answer(tiny
     asked = Asked(tasks='toy_copy', n=6, batches=2, device='cpu',
                   measures=('loss', 'text', 'log_prob'))
     subject = Subject(tmp_path / 'run', asked)
-    scores = subject.scores(Way())
+    scores = asked_of(subject)
     of_text = []
     for x, y, marks in map(subject.val.batch, range(2)):
         losses, _ = likelihoods.losses_of(subject.model, x, y)
-        of_text += losses[(marks % 128 == 1) & (y != -1)].tolist()
+        of_text += losses[marks % 128 == 1].tolist()
     assert scores['text'].mean == pytest.approx(np.mean(of_text), rel=1e-9)
     examples = subject.questions['toy_copy']
     values = log_likelihoods(subject.model, subject.tokenizer, examples)
     assert scores['toy_copy log_prob'].answers == [
         each[example.answer].item() for each, example in zip(values, examples)]
     plain = Subject(tmp_path / 'run', Asked(tasks='toy_copy', n=6, device='cpu'))
-    assert not {'text', 'toy_copy log_prob'} & plain.scores(Way()).keys()
+    assert not {'text', 'toy_copy log_prob'} & asked_of(plain).keys()
+
+
+def test_a_masked_token_is_of_no_answer(tmp_path):
+    n = np.arange(8000)                 # each third answer has two tokens, of which one is masked
+    marks = np.select([n % 15 == 11, n % 5 == 0], [1, 129])
+    write_dataset(tmp_path, 'val', 'bytes', n % 97, marks=marks, kinds=['a'],
+                  mask=(n % 15 != 5) & (n % 15 != 11))
+    val = Loader(tmp_path, 4, 15, 'val')
+    knows = lambda tokens: 9.0 * torch.nn.functional.one_hot((tokens + 1) % 97, 257)
+    assert scoring.data_scores(knows, val, 2)['a'].answers == [1] * 16
+    guesses = lambda tokens: 0 * knows(tokens)
+    assert scoring.data_scores(guesses, val, 2)['a'].mean < 0.1
 
 
 def test_the_error_of_a_loss_is_that_of_a_mean_over_tokens(monkeypatch):

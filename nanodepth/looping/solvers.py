@@ -201,9 +201,6 @@ def poly_blend(g, x, K, weights=None):
 # appendix E. What these leave open is as in the authors' code.
 SOLVERS.update({f.__name__: f for f in (euler, butcher, midpoint, heun, rk4, layer_anchored_frozen,
                                         heavy_ball, anderson, aitken, norm_stab, poly_blend)})
-# These combine the states of each token by itself. anderson solves one problem for a whole
-# sequence, and a solver that a script adds may do so, too.
-PER_TOKEN = {*SOLVERS} - {'anderson'}
 BY_LAYER = {'layer_anchored_frozen'}        # these work layer by layer, and pin experts
 BOUNDS = dict(K=(1, math.inf), T=(1e-3, 1e3), beta=(0, 1))
 

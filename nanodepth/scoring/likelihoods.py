@@ -3,6 +3,7 @@ maps tokens to logits can be asked. Each option is read after its prompt in one 
 reads it, and only the logits that are needed are made.
 Usage: log_likelihoods(model, get_tokenizer('out/lidas'), few_shot('assign_basic', 200))
 """
+import itertools
 import math
 
 import torch
@@ -11,14 +12,11 @@ from tqdm import tqdm
 
 from nanodepth.common.errors import Refused
 from nanodepth.common.whose import device_of, is_ours, width_of
-from nanodepth.looping.solvers import PER_TOKEN
-from nanodepth.model import Span, spans_in
-from nanodepth.retrofit import Core
 from nanodepth.text.primitives import continuation
 from nanodepth.text.tokenizer import start_of_document
 from nanodepth.training import measure
-from nanodepth.wrapper import Window
 
+TOKENS_AT_ONCE = 2 ** 15
 LOGITS_AT_ONCE = 2 ** 26    # numbers: three copies of them are less than 1 GiB
 
 
@@ -35,9 +33,6 @@ def in_vocabulary(ids, model):
         raise Refused(f'the tokenizer gives a token {max(ids)}, but the model has a vocabulary of '
                       f'{size}: is this the tokenizer of this model?')
     return ids
-
-
-TOKENS_AT_ONCE = 2 ** 15
 
 
 def log_likelihoods(model_like, tokenizer, examples, *, batch=64):
@@ -57,86 +52,49 @@ def log_likelihoods(model_like, tokenizer, examples, *, batch=64):
 @torch.no_grad()
 def likelihoods(model, prompts, options, batch=64):
     """[((options,) log-likelihoods, whether each option is what the model would say)] of each
-    prompt, all as tokens. A batch has rows of nearly one length, filled up behind their ends, where
-    no earlier token looks. So what a question scores does not depend on the questions beside it."""
+    prompt, all as tokens. What a question scores does not depend on the questions beside it."""
     found = [(torch.zeros(len(o), dtype=torch.float64), torch.zeros(len(o), dtype=torch.bool))
              for o in options]
     # Options of one token have the same tokens before them, so one row serves them all.
-    rows = {}           # {(tokens before an option's last, tokens of the prompt): [(i, option)]}
+    rows = {}           # {(tokens before an option's last, tokens of the option): [(i, option)]}
     for i, prompt in enumerate(prompts):
         for o, option in enumerate(options[i]):
-            rows.setdefault(((*prompt, *option[:-1]), len(prompt)), []).append((i, o))
-    keys = list(rows)
-    lengths = [len(tokens) for tokens, _ in keys]
-
-    def fits(part):
-        longest = max(lengths[k] for k in part)
-        needed = [lengths[k] - keys[k][1] + 1 for k in part]
-        logits = sum(needed) if is_ours(model) else len(part) * (
-            longest - min(keys[k][1] for k in part) + 1)
-        return (len(part) <= batch and len(part) * longest <= TOKENS_AT_ONCE
-                and logits * width_of(model) <= LOGITS_AT_ONCE)
-    with tqdm(total=sum(lengths), unit='token', unit_scale=True, leave=False, delay=2) as bar:
-        for part in in_batches(lengths, not fills_up(model), fits):
-            read = filled([keys[k][0] for k in part], device_of(model))
-            predict = spans([(keys[k][1] - 1, lengths[k]) for k in part], read)     # the option
-            chances = picked_logits(model, read, predict).float().log_softmax(-1)       # (.., V)
-            for k, row in zip(part, chances.split(predict.sum(1).tolist())):
-                for i, o in rows[keys[k]]:
+            rows.setdefault(((*prompt, *option[:-1]), len(option)), []).append((i, o))
+    total = sum(len(tokens) for tokens, _ in rows)
+    with tqdm(total=total, unit='token', unit_scale=True, leave=False, delay=2) as bar:
+        for part, n in in_batches(rows, batch, width_of(model)):
+            read = torch.tensor([tokens for tokens, _ in part], device=device_of(model))
+            chances = last_logits(model, read, n).float().log_softmax(-1)           # (B, n, V)
+            for row, here in zip(part, chances):
+                for i, o in rows[row]:
+                    option = torch.tensor(options[i][o], device=here.device)
+                    own = here[n - len(option):]
                     likelihood, greedy = found[i]
-                    option = torch.tensor(options[i][o], device=row.device)
-                    likelihood[o] = row.gather(-1, option[:, None]).double().sum()
-                    greedy[o] = (row.argmax(-1) == option).all()
-            bar.update(sum(lengths[k] for k in part))
+                    likelihood[o] = own.gather(-1, option[:, None]).double().sum()
+                    greedy[o] = (own.argmax(-1) == option).all()
+            bar.update(read.numel())
     return found
 
 
-def in_batches(lengths, alike, fits):
-    """Lists of indices, in each of which no length is much above the smallest, or all are equal if
-    `alike`. `fits(indices)`: are they not too many for one forward?"""
-    batches = []
-    for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
-        first = lengths[batches[-1][0]] if batches else math.inf
-        longest = first if alike else first * 9 // 8 + 2
-        if not (first <= lengths[i] <= longest and fits([*batches[-1], i])):
-            batches.append([])
-        batches[-1].append(i)
-    return batches
+def in_batches(rows, batch, width):
+    "(rows of one length, few enough for one forward, tokens of the longest option in them)"
+    rows = sorted(rows, key=lambda row: (len(row[0]), -row[1]))         # long options first
+    for length, alike in itertools.groupby(rows, lambda row: len(row[0])):
+        alike = list(alike)
+        while alike:
+            n = alike[0][1]
+            size = max(1, min(batch, TOKENS_AT_ONCE // length, LOGITS_AT_ONCE // (n * width)))
+            yield alike[:size], n
+            alike = alike[size:]
 
 
-def filled(rows, device):
-    "Rows of tokens as one tensor, with zeros behind the shorter ones."
-    longest = max(map(len, rows))
-    return torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
-
-
-def spans(bounds, like):
-    "A mask (B, T), true in each row from its first bound to before its second."
-    places = torch.arange(like.shape[1], device=like.device)
-    first, end = torch.tensor(bounds, device=like.device)[..., None].unbind(1)      # (B, 1) each
-    return (first <= places) & (places < end)
-
-
-def picked_logits(model, tokens, mask):
-    "Logits (.., V) where the mask (B, T) says, and few others where the model can be asked so."
+def last_logits(model, tokens, n):
+    "(B, n, V) of the last n tokens, and few others where the model can be asked so."
     if is_ours(model):
-        return model.head(model.norm(model.hidden(tokens)[mask]))
-    if not hasattr(model, 'last_logits'):
-        return model(tokens)[mask]
-    n = tokens.shape[1] - int(mask.any(0).nonzero()[0])
-    return model.last_logits(tokens, n)[mask[:, -n:]]
-
-
-def fills_up(model):
-    """May a row be filled up behind its end? Not where a solver looks at all tokens of a row, as a
-    Span of one's own may, or where the positions of the longest row decide all angles."""
-    theirs = getattr(model, 'model', model)
-    rope = str(getattr(getattr(theirs, 'config', None), 'rope_parameters', ''))
-    if 'dynamic' in rope or 'longrope' in rope:
-        return False
-    order = getattr(theirs, 'order', ())
-    return all(span.solver.__name__ in PER_TOKEN if isinstance(span, Window)
-               else type(span) in (Span, Core) for span in spans_in(order))
+        return model.head(model.norm(model.hidden(tokens)[:, -n:]))
+    if hasattr(model, 'last_logits'):
+        return model.last_logits(tokens, n)
+    return model(tokens)[:, -n:]
 
 
 def losses_of(model, tokens, targets):

@@ -192,11 +192,6 @@ class Subject:
             self.way = way
             return self.measures[name](self)
 
-    def scores(self, way):
-        "{name: Score} of the model, run in a way."
-        measured = {name: self.measure(name, way) for name in self.measures}
-        return {label: score for label, (score, _) in labelled(measured).items()}
-
     def noted(self, ways, path):
         """{way: {name of a measure: what it gives}} of the model. Each is a line of a file as soon
         as it is measured, and what stands there is not measured again. What makes no sense for this
