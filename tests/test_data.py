@@ -26,7 +26,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import BEGUN, bpe, refused, ROOT, save_run, write_noise
+from conftest import BEGUN, asked_of, bpe, refused, ROOT, save_run, write_noise
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands.train import open_parent
@@ -109,7 +109,7 @@ def row_by_row(loader, step, first_epoch, rank, size):
             counts = '.mask' not in shard or shard['.mask'][place + 1]
             targets.append(int(shard['.bin'][place + 1]) if counts else -1)
             begins, kind = divmod(int(shard['.marks'][place + 1]), 128) if names else (0, 0)
-            marks.append(kind and 128 * begins + 1 + loader.kinds.index(names[kind - 1]))
+            marks.append(counts and kind and 128 * begins + 1 + loader.kinds.index(names[kind - 1]))
         if tokens[:n] == list(loader.starts):
             rows.append((tokens + [0] * n, targets + [-1] * n, marks + [0] * n))
         else:
@@ -677,7 +677,7 @@ def test_rows_of_others_begin_as_a_text_does(gemma, tiny, tmp_path):
         with torch.no_grad():
             logits = gemma[1](torch.cat((torch.full((len(tokens), 1), 256), tokens), 1)).logits
         losses.append(torch.nn.functional.cross_entropy(logits[:, 1:].transpose(1, 2), targets))
-    assert subject.scores(Way())['loss'].mean == pytest.approx(np.mean(losses), rel=1e-5)
+    assert asked_of(subject)['loss'].mean == pytest.approx(np.mean(losses), rel=1e-5)
     ours = save_run(tmp_path / 'ours', tiny(n_layer=2, vocab_size=257, context=512),
                     data=tmp_path / 'noise')
     assert scoring.starts_of(ours, state_of(ours)) == []

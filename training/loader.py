@@ -84,8 +84,8 @@ class Dataset:
         self.begins = self.ends - windows
 
     def read(self, windows, kinds):
-        """(3, n, T) of n windows: tokens, targets (-1: none), and the targets' marks, in which
-        kinds[i] has the number i + 1."""
+        """(3, n, T) of n windows: tokens, targets (-1: none), and the targets' marks (0: none,
+        as without a target), in which kinds[i] has the number i + 1."""
         T = self.context
         rows = np.zeros((3, len(windows), T), np.int64)
         new_marks = np.arange(2 * BEGINS)       # our mark for each of the files' marks
@@ -111,7 +111,7 @@ class Dataset:
                 rows[1, here] = np.where(counts, rows[1, here], -1)
             if '.marks' in arrays:
                 marks = sliding_window_view(arrays['.marks'], T)[first[here] + 1]
-                rows[2, here] = new_marks[marks]
+                rows[2, here] = np.where(rows[1, here] < 0, 0, new_marks[marks])
         return rows
 
 

@@ -20,7 +20,7 @@ def measure(run, metric=None):
         (loss, tokens, _, _), *of_kinds = sums.tolist()
         kinds = {name: dict(loss=its_loss / its_tokens, accuracy=right / n_answers)
                  for name, (its_loss, its_tokens, right, n_answers) in zip(val.kinds, of_kinds)
-                 if n_answers and its_tokens}
+                 if n_answers}
         numbers = dict(val_loss=loss / max(1, tokens), kinds=kinds)
         if metric:              # a mean over rows, of which each process has its own
             own = {name: float(number) for name, number in metric(model, val).items()}
@@ -62,7 +62,7 @@ def validate(model, loader, batches=0, pieces=1, losses_of=losses_of):
                 sums[0, :2] += of_row       # one by one: so pieces do not change the last bit
                 of_rows.append(of_row)
             for kind in range(1, len(sums)):
-                here = (marks % BEGINS == kind) & (y != -1)
+                here = marks % BEGINS == kind
                 sums[kind, :2] += torch.stack((losses[here].sum(), here.sum()))
             for kind, is_right in answers(marks, wrong):
                 sums[kind, 2:] += torch.tensor((is_right, 1))
