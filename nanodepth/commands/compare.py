@@ -453,10 +453,6 @@ def main(argv=None):
             has_failed |= not isinstance(why, Twin)
             continue
         first = first or subject
-        if subject.data() != first.data():
-            left.append(f'{name}, seed {seed}, is measured on {subject.data()}, and '
-                        f'{first.path} on {first.data()}: these losses are not compared, unless '
-                        'a file of arms gives `data`')
         rows += its_rows
     if all(math.isnan(row['training_flops']) for row in rows):
         for row in rows:        # all begin from published models: what counts is training since

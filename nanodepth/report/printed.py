@@ -77,14 +77,15 @@ def print_differences(rows, bases, measures=(), margins={}):
         here = where(rows, measure=measure)
         for group, way in dict.fromkeys((row['group'], row['way']) for row in here):
             its = where(here, group=group, way=way)
-            pairs = beside(its, {other: where(here, group=other, way=PLAIN)
-                                 for other in bases.get(group, ())})
+            others = {other: where(here, group=other, way=PLAIN) for other in bases.get(group, ())}
+            pairs = beside(its, others)
             if way != PLAIN:
                 pairs = [(PLAIN, where(here, group=group, way=PLAIN))]
             share = costs[group] / (costs.get(base) or math.nan)
             first = [group, way, '' if math.isnan(share) else f'{share:.0%}', f'{len(its)}',
                      spelled([row['mean'] for row in its], its[0]['kind'])]
-            for words, other in pairs or [('', [])]:
+            nothing = 'no seed in common on equal data' if any(others.values()) else ''
+            for words, other in pairs or [(nothing, [])]:
                 common = len(paired(its, other))
                 if 0 < common < max(len(its), len(other)):      # the means are of more
                     words = f'{words}, seeds in common: {common}'

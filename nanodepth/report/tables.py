@@ -90,7 +90,7 @@ def groups_of(paths, more=()):
     groups, seeded = dict(zip(paths, paths)), {}
     for name, path in paths.items():
         file = checkpoint_file(path)            # a kept checkpoint may stand for its run
-        stem, _, number = os.path.relpath(file.parent).rpartition('-')
+        stem, _, number = os.path.abspath(file.parent).rpartition('-')
         state = read_run(path) if number.isdecimal() else {}
         config = state.get('config') or {}
         if stem and config and config.get('seed') == int(number):
@@ -101,16 +101,16 @@ def groups_of(paths, more=()):
     names = [Path(stem).name for stem in seeded]
     for stem, of_name in seeded.items():
         (most, n), *others = Counter(made for _, made in of_name.values()).most_common()
-        if n > 1 and others and others[0][1] == n:      # such as kept checkpoints of two steps
-            continue
         seeds = {name: seed for name, (seed, made) in of_name.items() if made == most}
-        group = Path(stem).name if names.count(Path(stem).name) == 1 else stem
-        if 1 < len(seeds) == len({*seeds.values()}):
-            groups |= dict.fromkeys(seeds, f'{group}-*' if group in paths else group)
-        for name in of_name:
-            if name not in seeds:
-                say(f'{name} is no seed of {group}: it has other settings or another shape, took '
-                    'other steps, or read other data')
+        as_many = others and others[0][1] == n          # such as kept checkpoints of two steps
+        if as_many or not 1 < n == len({*seeds.values()}):
+            seeds = {}
+        group = Path(stem).name if names.count(Path(stem).name) == 1 else os.path.relpath(stem)
+        groups |= dict.fromkeys(seeds, f'{group}-*' if group in paths else group)
+        apart = [name for name in of_name if name not in seeds]
+        if apart and len(of_name) > 1:
+            say(f'{", ".join(apart)}: not averaged as seeds of {group}, because settings, shape, '
+                'steps or data differ, or a seed is there twice')
     return groups
 
 
