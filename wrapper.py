@@ -103,7 +103,7 @@ class Window(Span):
 
     def __init__(self, items, solver=rk, K=3, cache='first', **options):
         super().__init__(items)
-        assert K >= 1 and cache in ('first', 'exact')
+        assert K >= 1 and cache in ('first', 'exact'), f'K={K}, cache={cache!r}'
         self.solver = SOLVERS[name_of(solver)]
         self.K, self.keeps, self.options = K, cache, options
 

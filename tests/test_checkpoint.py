@@ -93,9 +93,9 @@ def test_what_no_checkpoint_can_say_is_told_before_a_run(tiny):
     patched = tiny()
     patched.order = with_window(patched.order, (1, 2))      # the package's Window knows more
     for step, words in (
-            (type('Core', (Core,), {})([1]), 'has the name of one of ours'),
-            (Times([type('Window', (Window,), {})([1])]), 'has the name of one of ours'),
-            (patched.order[1], 'has the name of one of ours'),
+            (type('Core', (Core,), {})([1]), 'has the name of one of them'),
+            (Times([type('Window', (Window,), {})([1])]), 'has the name of one of them'),
+            (patched.order[1], 'has the name of one of them'),
             (Times([1], print), 'no checkpoint of this run could be read')):
         with pytest.raises(Refused, match=words):
             refuse_unreadable([0, step, 2], [])

@@ -232,7 +232,10 @@ def raven(tmp_path):
     path = tmp_path / 'raven'
     path.mkdir()
     save_file(tensors, path / 'model.safetensors')
-    save_file({name: t + 1 for name, t in tensors.items()}, path / 'a_backup.safetensors')  # unread
+    # of before, as transformers leaves it: read only without the other
+    save_file({name: t + 1 for name, t in tensors.items()}, path / 'shard.safetensors')
+    index = dict(weight_map=dict.fromkeys(tensors, 'shard.safetensors'))
+    (path / 'model.safetensors.index.json').write_text(json.dumps(index))
     (path / 'config.json').write_text(json.dumps(RAVEN))
     return path
 
@@ -257,6 +260,8 @@ def test_a_folder_of_theirs_opens_and_computes_what_the_format_means(raven):
         assert torch.allclose(model(tokens), theirs(tokens, num_steps=r).logits, atol=1e-5)
     last = theirs(tokens, num_steps=5, logits_to_keep=3).logits
     assert torch.allclose(model(tokens)[:, -3:], last, atol=1e-5)
+    (raven / 'model.safetensors').rename(raven / 'other.safetensors')
+    assert torch.equal(load_model(raven).embed.weight, model.embed.weight + 1)
     # what is left out stands for what they published: the first state of a model 5,280 wide
     left = {name: value for name, value in RAVEN.items()
             if name not in ('rope_base', 'rope_theta', 'mean_backprop_depth', 'head_dim')}

@@ -56,7 +56,7 @@ def refuse_unreadable(order, optimizers):
     except (pickle.PickleError, AttributeError) as error:
         raise Refused(UNREADABLE) from error
     require([type(span) for span in spans_in(again)] == classes,
-            'a Span of yours has the name of one of ours')
+            "a Span that is none of the book's has the name of one of them")
 
 
 def load(folder, classes=()):

@@ -118,7 +118,7 @@ def exchanged(model, order):
                 refuse_another_stream(model, layers, want)
         for first, window in windows:
             put_in(layers, first, window, [isinstance(calls[i][1], tuple) for i in numbers])
-        unchanged = Unchanged(layers, before.values())
+        unchanged = Unchanged(layers, [*before.values()])
         hooks = [model.register_forward_pre_hook(unchanged)]
         holders = [m for m in model.modules() if windows and m is not layers
                    and any(each is layers for each in m.modules())]
@@ -127,7 +127,7 @@ def exchanged(model, order):
             hooks += of_one_order(model, numbers)
         model.order = order
         yield
-        unchanged.check()
+        unchanged()
     finally:
         vars(model).pop('order', None)
         for hook in hooks:
@@ -163,25 +163,25 @@ def check_order(model, layers, numbers, is_other):
 
 
 class Unchanged:
-    "Notices what is put into the copies of layers, to be lost with them, or hooked on no copy."
+    """Notices what is put into the copies of layers, to be lost with them, and what is put or
+    hooked where nothing runs: before each forward, and at the end."""
 
     def __init__(self, layers, originals):
-        self.layers, self.own = layers, [*layers.modules()]
-        unused = [module for layer in originals for module in layer.modules()]
-        for module in self.own:     # accelerate's forward runs the parts of what it was made for
+        self.layers, self.originals = layers, originals
+        self.before = copies, unused = self.modules()
+        unused = [*unused]
+        for module in copies:       # accelerate's forward runs the parts of what it was made for
             unused += [*module.modules()][1:] if 'forward' in vars(module) else []
         hooks = [each for module in unused for each in hooks_of(module).values()]
         self.hooks = [(each, copy.copy(each)) for each in hooks]
 
-    def __call__(self, *_):
-        "As a hook. (A look at SmolLM2 at each generated token takes a third of a millisecond.)"
-        if torch.is_grad_enabled():
-            self.check()
+    def modules(self):
+        return [*self.layers.modules()], [m for layer in self.originals for m in layer.modules()]
 
-    def check(self):
-        if [*self.layers.modules()] != self.own:
-            raise Refused('modules were exchanged inside the with, and are lost at its end: change '
-                          'the model first (LoRA, too), and then its order')
+    def __call__(self, *_):
+        if self.modules() != self.before:
+            raise Refused('modules were exchanged inside the with, where copies of the layers run: '
+                          'change the model first (LoRA, too), and then its order')
         if any(each != before for each, before in self.hooks):
             raise Refused('inside the with copies of the layers run, but a hook was set on a layer '
                           'that was looked up before it, or removed: look layers up inside (in a '
@@ -233,7 +233,8 @@ def hooks_of(module):
 def placed(module, place):
     """A shallow copy of a layer: its weights are shared, its index in the cache is its place. What
     is hooked from now on is hooked on it alone."""
-    new = copy.copy(module)
+    new = object.__new__(type(module))      # (copy.copy does not take what is parametrized)
+    vars(new).update(vars(module), _compiled_call_impl=None)
     new._modules = {name: child if child is None else placed(child, place)
                     for name, child in module._modules.items()}
     for name, hooks in hooks_of(module).items():

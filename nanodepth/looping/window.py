@@ -35,6 +35,9 @@ class Loop(threading.local):
         "The model calls the window's layers one by one; in the call of the last all of them run."
         if d == self.a:
             self.begin(entry, x, kwargs)
+        elif x is not self.x:
+            raise Refused('the model adds something to the stream between the layers of this '
+                          'window, as of an image, and a loop would drop it: choose another one')
         self.calls[d] = (entry, kwargs)
         try:
             y = x if d < self.b else self.span(self, self.x, self.a, self.cache)

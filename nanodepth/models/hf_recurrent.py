@@ -101,9 +101,9 @@ def load_raven(folder):
 def read_tensors(folder):
     "{their name: tensor} of a checkpoint, mapped from its files."
     from safetensors.torch import load_file
-    index = folder / 'model.safetensors.index.json'
     names = ['model.safetensors']       # and no other file that may lie beside it
-    if index.exists():
+    if not (folder / names[0]).exists():
+        index = folder / 'model.safetensors.index.json'
         with reading(index):
             names = sorted({Path(name).name for name in read_json(index)['weight_map'].values()})
     tensors = {}
