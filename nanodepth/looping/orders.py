@@ -169,10 +169,10 @@ class Unchanged:
     def __init__(self, layers, originals):
         self.layers, self.originals = layers, originals
         self.before = copies, unused = self.modules()
-        unused = [*unused]
-        for module in copies:       # accelerate's forward runs the parts of what it was made for
-            unused += [*module.modules()][1:] if 'forward' in vars(module) else []
-        hooks = [each for module in unused for each in hooks_of(module).values()]
+        # accelerate's forward runs the parts of what it was made for, and not of its copy
+        within = [part for module in copies if 'forward' in vars(module)
+                  for part in module.modules() if part is not module]
+        hooks = [each for module in (*unused, *within) for each in hooks_of(module).values()]
         self.hooks = [(each, copy.copy(each)) for each in hooks]
 
     def modules(self):
