@@ -1,5 +1,5 @@
 """Draw the curves of runs side by side, and write their numbers as CSV. Runs that are called
-NAME-0, NAME-1 and so on, by the seeds they were trained with, are averaged.
+NAME-0, NAME-1 and so on, by the seeds they were trained with, are averaged as far as all have run.
     nanodepth plot out/baseline out/lidas           # writes out/baseline/curves.png and .csv
     nanodepth plot out/toys/* "--show=loss,aliases 3" --out=out/toys.png
 """
