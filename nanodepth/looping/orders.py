@@ -1,7 +1,7 @@
 """Run any model in another order inside a `with`: its layers exchanged, left out, repeated, or a
-window of them looped. One of ours has an order already. In another family's model the list of
-layers is exchanged for one of shallow copies, which share the weights and have slots of their own
-in the KV cache; what a window needs is put into these copies, so that it goes with them.
+window of them looped. One of ours has an order already. In another family's model a window is put
+into the layers that it loops. For another order the list of layers is exchanged for one of shallow
+copies, which share the weights and have slots of their own in the KV cache.
 Usage:
     with in_order(model, [0, 1, 2, 1, 2, 3]): model(tokens)         # as deep as the list is long
     with looped(model, window=(3, 5), solver='rk', K=3, beta=0.5): model.generate(tokens, 20)
@@ -13,7 +13,7 @@ import itertools
 
 import torch
 
-from nanodepth.common.errors import Refused, refusing
+from nanodepth.common.errors import Refused, refusing, say
 from nanodepth.common.whose import is_ours
 from nanodepth.loop import running
 from nanodepth.looping.caches import Window
@@ -27,6 +27,8 @@ from nanodepth.wrapper import Window as PlainWindow, around
 # lists that a config has, an entry for each layer
 EACH_LAYER = ('layer_types', 'layers_block_type', 'no_rope_layers', 'mlp_layer_types',
               'layer_rope_theta')
+# what is a copy's own: its index in the cache (GPT-Neo has the latter name), and what it is made of
+OF_A_PLACE = 'layer_idx', 'layer_id', '_modules', '_compiled_call_impl'
 
 
 def order_of(model):
@@ -85,7 +87,8 @@ def in_order(model, order):
 
 @contextlib.contextmanager
 def exchanged(model, order):
-    "Inside a `with` another family's model has copies of its layers, as an order says."
+    """Inside a `with` another family's model runs an order: its layers as they are, some of them in
+    windows; in another order, copies of them."""
     layers = layers_of(model)
     numbers = unrolled(order)
     starts = itertools.accumulate((len(unrolled([item])) for item in order), initial=0)
@@ -94,46 +97,58 @@ def exchanged(model, order):
     check_order(model, layers, numbers, is_other)
     for first, window in windows:
         check_host(model, layers, window.items, window.keeps)
-    config = model.config.get_text_config()
-    own = copy.copy(config)         # another model may have been made with the same one
-    uses = [(each, name) for each in (*model.modules(), model.config)
-            for name, value in vars(each).items() if value is config]
-    before, hooks = dict(layers._modules), []
-    mode = model.training
     # asked for streams, transformers hooks each layer for good: the copies have that
     how = {} if windows else dict(output_hidden_states=True)
     with without_dropout(model):
         calls = calls_of(model, layers, **how)
-        want = run_by_hand(layers, calls, numbers) if is_other else None
+    with contextlib.ExitStack() as stack:
+        if is_other:
+            stack.enter_context(exchanged_layers(model, layers, numbers, calls))
+        for first, window in windows:
+            tuples = [isinstance(calls[i][1], tuple) for i in numbers]
+            stack.enter_context(put_in(layers, first, window, tuples))
+        for holder in model.modules() if windows else ():
+            if holder is not layers and any(each is layers for each in holder.modules()):
+                hook = holder.register_forward_pre_hook(refuse_insights, with_kwargs=True)
+                stack.callback(hook.remove)
+        stack.callback(vars(model).pop, 'order', None)
+        model.order = order
+        yield
+
+
+@contextlib.contextmanager
+def exchanged_layers(model, layers, numbers, calls):
+    "Inside a `with`, copies of layers in the places of a list, and the config that says so."
+    config = model.config.get_text_config()
+    own = copy.copy(config)         # another model may have been made with the same one
+    uses = [(each, name) for each in (*model.modules(), model.config)
+            for name, value in vars(each).items() if value is config]
+    before, hooks, mode = layers._modules, [], model.training
+    with without_dropout(model):
+        want = run_by_hand(layers, calls, numbers)
     try:
         for each, name in uses:
             setattr(each, name, own)
         layers._modules = {str(place): placed(layers[i], place) for place, i in enumerate(numbers)}
         own.num_hidden_layers = len(numbers)
-        if is_other:
-            with refusing(Exception, why=lambda error: f'{by_place(model)} ({error})'):
-                for name in EACH_LAYER:
-                    if value := getattr(config, name, None):
-                        setattr(own, name, [value[i] for i in numbers])
-                refuse_another_stream(model, layers, want)
-        for first, window in windows:
-            put_in(layers, first, window, [isinstance(calls[i][1], tuple) for i in numbers])
+        with refusing(Exception, why=lambda error: f'{by_place(model)} ({error})'):
+            for name in EACH_LAYER:
+                if value := getattr(config, name, None):
+                    setattr(own, name, [value[i] for i in numbers])
+            refuse_another_stream(model, layers, want)
         unchanged = Unchanged(layers, [*before.values()])
-        hooks = [model.register_forward_pre_hook(unchanged)]
-        holders = [m for m in model.modules() if windows and m is not layers
-                   and any(each is layers for each in m.modules())]
-        hooks += [m.register_forward_pre_hook(refuse_insights, with_kwargs=True) for m in holders]
-        if is_other:
-            hooks += of_one_order(model, numbers)
-        model.order = order
+        hooks = [model.register_forward_pre_hook(unchanged), *of_one_order(model, numbers),
+                 layers.register_state_dict_pre_hook(tell_names),
+                 layers.register_load_state_dict_pre_hook(tell_names)]
         yield
         unchanged()
     finally:
-        vars(model).pop('order', None)
         for hook in hooks:
             hook.remove()
+        for place, i in enumerate(numbers if layers._modules is not before else ()):
+            set_back(before[str(i)], layers[place])
         layers._modules = before
-        if model.training != mode:          # train or eval was called in here
+        if model.training != mode:          # also of a layer that the order leaves out
             layers.train(model.training)
         for each, name in uses:
             setattr(each, name, config)
@@ -168,11 +183,8 @@ class Unchanged:
 
     def __init__(self, layers, originals):
         self.layers, self.originals = layers, originals
-        self.before = copies, unused = self.modules()
-        # accelerate's forward runs the parts of what it was made for, and not of its copy
-        within = [part for module in copies if 'forward' in vars(module)
-                  for part in module.modules() if part is not module]
-        hooks = [each for module in (*unused, *within) for each in hooks_of(module).values()]
+        self.before = self.modules()
+        hooks = [each for module in self.before[1] for each in hooks_of(module).values()]
         self.hooks = [(each, copy.copy(each)) for each in hooks]
 
     def modules(self):
@@ -184,8 +196,7 @@ class Unchanged:
                           'change the model first (LoRA, too), and then its order')
         if any(each != before for each, before in self.hooks):
             raise Refused('inside the with copies of the layers run, but a hook was set on a layer '
-                          'that was looked up before it, or removed: look layers up inside (in a '
-                          'model that accelerate has split, set it on a whole layer, or before)')
+                          'that was looked up before it, or removed: look layers up inside')
 
 
 def of_one_order(model, numbers):
@@ -239,24 +250,47 @@ def placed(module, place):
                     for name, child in module._modules.items()}
     for name, hooks in hooks_of(module).items():
         setattr(new, name, copy.copy(hooks))
-    for name in {'layer_idx', 'layer_id'} & {*vars(new)}:       # (GPT-Neo has the latter)
+    for name in {*OF_A_PLACE[:2]} & {*vars(new)}:
         setattr(new, name, place)
     return new
 
 
+def set_back(module, copied):
+    "What was set on a copy, such as its mode or the name of an adapter, is set on its layer."
+    for name, value in vars(copied).items():
+        if name in OF_A_PLACE or 'hooks' in name or vars(module).get(name, value) is value:
+            continue
+        vars(module)[name] = value
+    for name, child in module._modules.items():
+        new = copied._modules.get(name)
+        if child is not None and new is not None and new._parameters is child._parameters:
+            set_back(child, new)
+
+
+def tell_names(*_):
+    say('inside another order each layer has the name of its place: weights that are saved now, '
+        "LoRA's too, are a deeper or shorter model's, and such are loaded")
+
+
+@contextlib.contextmanager
 def put_in(layers, first, window, tuples):
-    "A window into the copies of layers, from a depth on: each gets an Entry."
+    "Inside a `with`, a window in the layers from a depth on: each has an Entry."
     depths = range(first, first + len(window.items))
     routers = pinned_routers({d: layers[d] for d in depths}, window.pin, unasked=window.by_layer)
     loop = Loop((first, depths[-1]), window, len(layers))
-    for d in depths:
-        if routers[d] and 'forward' in vars(layers[d]):
-            raise Refused("the layers' forward was replaced, as by accelerate, and runs routers "
-                          'that cannot be pinned: open the model without device_map')
-        layers[d].entry = Entry(layers[d], d, loop, tuples[d], any(routers.values()))
-        layers[d].__class__ = entered(type(layers[d]))
-        for router in routers[d]:
-            router.register_forward_hook(Pin(loop))
+    pins = [router.register_forward_hook(Pin(loop)) for d in depths for router in routers[d]]
+    kinds = [(layers[d], type(layers[d])) for d in depths]
+    try:
+        for d, (layer, kind) in zip(depths, kinds):
+            layer.entry = Entry(layer, d, loop, tuples[d], any(routers.values()))
+            layer.__class__ = entered(kind)
+        yield
+    finally:
+        for layer, kind in kinds:
+            layer.__class__ = kind
+            del layer.entry
+        for pin in pins:
+            pin.remove()
 
 
 def refuse_insights(module, args, kwargs):
