@@ -150,6 +150,9 @@ def test_what_a_model_begins_from_counts(data, tmp_path):
     assert planned(arms.argv('same', 0)[0]) == pytest.approx(own, rel=0.05)
     lines['less'] = 'plain --flops=core'        # which is that partner
     assert Arms(lines, tmp_path, [f'--data={data}'], True).partners_of('plain') == ['less']
+    dear = dict(a=f'plain --init_from={arms.folder("plain", 0)}', plain=f'{BASE} --steps=5')
+    more = [*SMALL.split(), f'--data={data}', '--decay_steps=1', '--warmup_steps=1']
+    assert [*Arms(dear, tmp_path, more, True)] == ['a', 'plain']    # what a begins from cost more
 
 
 def test_what_begins_from_a_published_model_is_compared_by_its_own_flops(call, tiny, tmp_path):

@@ -30,7 +30,7 @@ from tqdm import tqdm
 import nanodepth
 from nanodepth.commands import cut
 from nanodepth.commands.train import planned
-from nanodepth.common.errors import Refused, check_choice, nearest, refusing
+from nanodepth.common.errors import Refused, check_choice, nearest, refusing, say
 from nanodepth.common.files import checkpoint_file, hash_of
 from nanodepth.common.options import config_file, read
 from nanodepth.model import require, spans_in
@@ -227,7 +227,7 @@ class Arms(dict):
         if flops:
             made.append(self.folder(flops, seed, known))
             settings['flops'] = made[-1]
-        said = json.dumps([settings, [hash_once(*stamp) for stamp in files]], default=str,
+        said = json.dumps([name, settings, [hash_once(*stamp) for stamp in files]], default=str,
                           ensure_ascii=False)
         for folder in made:
             said = said.replace(str(folder), folder.name.rpartition('-')[0])
@@ -282,8 +282,13 @@ class Arms(dict):
             if any(is_same(own, self.cost(other, seed)) for other in (self.first, *partners)
                    if not self.waits(other)):
                 return
-        self[f'{self.first} with the FLOPs of {name}'] = replace(
-            self[self.first], flops=name, begins=begins, partner_of=self.first)
+        partner = f'{self.first} with the FLOPs of {name}'
+        self[partner] = replace(self[self.first], flops=name, begins=begins, partner_of=self.first)
+        try:
+            begins or self.argv(partner, seed)
+        except Refused as why:      # what the first arm begins from may have cost more
+            del self[partner]
+            say(f'{name} has no partner: {why}')
 
     def partners_of(self, name):
         return [other for other in self if self[other].partner_of == name]

@@ -131,25 +131,23 @@ def heavy_ball(g, x, K, alpha=0.5, beta=0.3):
 
 def anderson(g, x, K, m=2, beta=1.0):
     """The combination of the last m + 1 states whose residuals g(x) - x cancel best, and from
-    there the share beta towards its image. It is Walker and Ni's. The paper's Anderson
-    (its Table 1) is another method. It adds the residual's increments where they
-    add the image's, and solves one problem for the whole batch."""
+    there the share beta towards its image. It is Walker and Ni's, of each token by itself. The
+    paper's Anderson (its Table 1) is another method: it adds the residual's increments where they
+    add the image's. Its authors' code solves one problem for a whole batch, by which a token knows
+    of later ones."""
     states, images = [], []
     for _ in range(K):
         states = [*states, x][-m - 1:]
         images = [*images, g(x)][-m - 1:]
-        at, to = (wide(torch.stack(t, -1)) for t in (states, images))        # (B, ..., up to m + 1)
+        at, to = (wide(torch.stack(t, -1)) for t in (states, images))        # (.., C, up to m + 1)
         if len(states) > 1:
-            # (B, N, n): a sequence a problem
-            residuals = (to - at).reshape(len(x) if x.dim() > 1 else 1, -1, len(states))
-            # (B, N, n - 1); what is lost stays in its own sequence
-            changes = residuals.diff(dim=-1).nan_to_num(0, 0, 0)
+            residuals = to - at
+            changes = residuals.diff(dim=-1).nan_to_num(0, 0, 0)    # what is lost stays its token's
             # a pseudo-inverse: near a fixed point the changes are nearly parallel, at one zero
             rtol = 10 * torch.finfo(changes.dtype).eps
             with torch.autocast(x.device.type, enabled=False):
-                gamma = torch.linalg.pinv(changes, rtol=rtol) @ residuals[..., -1:]  # (B, n - 1, 1)
-            gamma = gamma.reshape(*gamma.shape[:1] if x.dim() > 1 else (), *[1] * (x.dim() - 1), -1)
-            at, to = (t[..., -1] - (t.diff(dim=-1) * gamma).sum(-1) for t in (at, to))
+                gamma = torch.linalg.pinv(changes, rtol=rtol) @ residuals[..., -1:]
+                at, to = (t[..., -1] - (t.diff(dim=-1) @ gamma)[..., 0] for t in (at, to))
         else:
             at, to = at[..., 0], to[..., 0]
         x = lerp(at, to, beta).type_as(x)

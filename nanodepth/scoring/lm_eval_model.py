@@ -42,7 +42,7 @@ class ScoredModel(HFLM):
     def _loglikelihood_tokens(self, requests, **_):
         asked, n_cut = {}, 0        # {prompt: [(the number of the request, its continuation)]}
         for i, (_, prompt, text) in enumerate(requests):
-            assert len(text) <= self.max_length, f'an answer has {len(text)} tokens: too many'
+            assert 0 < len(text) <= self.max_length, f'an answer has {len(text)} tokens'
             most = self.max_length + 1 - len(text)
             asked.setdefault(tuple(prompt[-most:]), []).append((i, text))
             n_cut += len(prompt) > most
