@@ -443,8 +443,9 @@ def test_a_window_is_its_solver_by_hand_and_leaves_no_trace(six, name, form, mod
             asking(t, output_hidden_states=False)
             with pytest.raises(Refused, match='output_hidden_states: a looped layer'):
                 asking(t)
-            with pytest.raises(Refused, match='in another order already'), in_order(model, [0, 1]):
-                pass
+            for each in (model, model.model):
+                with pytest.raises(Refused, match='in another order already'), in_order(each, [0]):
+                    pass
     assert torch.equal(logits_of(model, t), plain)
 
 
@@ -596,13 +597,11 @@ def test_what_is_done_to_a_model_inside():
     model, seen = family('gpt2', vocab_size=6), []
     model.train()
     with in_order(torch.compile(model), [0, 1, 2, 1, 3]) as compiled:
-        layers_of(model)[3].attn.reorder_and_upcast_attn = 'set on a part'
         assert order_of(compiled) == [0, 1, 2, 1, 3]
         layers_of(model)[3].register_forward_pre_hook(lambda *_: seen.append(1))
         model(tokens() % 6)
         model.eval()
     model(tokens() % 6)
-    assert layers_of(model)[1].attn.reorder_and_upcast_attn == 'set on a part'
     assert seen == [1] and order_of(compiled) == [*range(6)]
     assert not any(module.training for module in model.modules())
 
@@ -659,6 +658,22 @@ def test_what_is_done_to_the_layers_of_a_window_is_done_to_the_model():
     assert len(seen) == 3 and (changed - plain).abs().max() > 0.01
     with looped(model, WINDOW):
         assert torch.equal(model(t).logits, changed)
+    another = copy.deepcopy(layers_of(model)[4])
+    with looped(model, WINDOW), pytest.raises(Refused, match='the list of layers was changed'):
+        layers_of(model)[4] = another
+        model(t)
+
+
+def test_checkpoints_are_computed_again_after_the_with():
+    model, t, gradients = family('llama').train(), tokens(), []
+    for enable in (model.gradient_checkpointing_disable, model.gradient_checkpointing_enable):
+        enable()
+        model.zero_grad()
+        with torch.enable_grad(), looped(model, WINDOW):
+            loss = model(t, labels=t, use_cache=False).loss
+        loss.backward()
+        gradients.append([p.grad for p in model.parameters()])
+    assert all(map(torch.equal, *gradients))
 
 
 def test_a_copy_that_is_made_inside_stays_looped():

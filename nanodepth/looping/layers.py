@@ -150,7 +150,9 @@ class Entered:
 @functools.cache
 def entered(kind):
     "A class of layers, whose calls come to their Entries."
-    return type(kind.__name__, (Entered, kind), {})
+    new = type(kind.__name__, (Entered, kind), {})
+    new.forward = kind.forward      # (transformers has wrapped it once more, for checkpointing)
+    return new
 
 
 class Entry:

@@ -8,6 +8,7 @@ Usage:
 """
 import contextlib
 import copy
+import functools
 import inspect
 import itertools
 
@@ -17,7 +18,7 @@ from nanodepth.common.errors import Refused, refusing, say
 from nanodepth.common.whose import is_ours
 from nanodepth.loop import running
 from nanodepth.looping.caches import Window
-from nanodepth.looping.layers import (Entry, Pin, calls_of, check_host, entered, layers_of,
+from nanodepth.looping.layers import (Entered, Entry, Pin, calls_of, check_host, entered, layers_of,
                                       pick_window, pinned_routers, run_by_hand, stream_of,
                                       without_dropout)
 from nanodepth.looping.window import Loop
@@ -27,8 +28,6 @@ from nanodepth.wrapper import Window as PlainWindow, around
 # lists that a config has, an entry for each layer
 EACH_LAYER = ('layer_types', 'layers_block_type', 'no_rope_layers', 'mlp_layer_types',
               'layer_rope_theta')
-# what is a copy's own: its index in the cache (GPT-Neo has the latter name), and what it is made of
-OF_A_PLACE = 'layer_idx', 'layer_id', '_modules', '_compiled_call_impl'
 
 
 def order_of(model):
@@ -107,6 +106,8 @@ def exchanged(model, order):
         for first, window in windows:
             tuples = [isinstance(calls[i][1], tuple) for i in numbers]
             stack.enter_context(put_in(layers, first, window, tuples))
+        same = functools.partial(refuse_exchanged, layers, [*layers])
+        stack.callback(model.register_forward_pre_hook(same).remove)
         for holder in model.modules() if windows else ():
             if holder is not layers and any(each is layers for each in holder.modules()):
                 hook = holder.register_forward_pre_hook(refuse_insights, with_kwargs=True)
@@ -145,10 +146,8 @@ def exchanged_layers(model, layers, numbers, calls):
     finally:
         for hook in hooks:
             hook.remove()
-        for place, i in enumerate(numbers if layers._modules is not before else ()):
-            set_back(before[str(i)], layers[place])
         layers._modules = before
-        if model.training != mode:          # also of a layer that the order leaves out
+        if model.training != mode:          # train or eval was called in here
             layers.train(model.training)
         for each, name in uses:
             setattr(each, name, config)
@@ -165,7 +164,7 @@ def as_ours(item):
 
 def check_order(model, layers, numbers, is_other):
     "What cannot run in this order is refused before anything is touched."
-    if 'order' in vars(model):
+    if 'order' in vars(model) or any(isinstance(layer, Entered) for layer in layers):
         raise Refused('this model runs in another order already: leave its with')
     if not numbers or not {*numbers} <= {*range(len(layers))}:
         raise Refused(f'the order {numbers} must name layers from 0 to {len(layers) - 1}')
@@ -250,21 +249,9 @@ def placed(module, place):
                     for name, child in module._modules.items()}
     for name, hooks in hooks_of(module).items():
         setattr(new, name, copy.copy(hooks))
-    for name in {*OF_A_PLACE[:2]} & {*vars(new)}:
+    for name in {'layer_idx', 'layer_id'} & {*vars(new)}:       # (GPT-Neo has the latter)
         setattr(new, name, place)
     return new
-
-
-def set_back(module, copied):
-    "What was set on a copy, such as its mode or the name of an adapter, is set on its layer."
-    for name, value in vars(copied).items():
-        if name in OF_A_PLACE or 'hooks' in name or vars(module).get(name, value) is value:
-            continue
-        vars(module)[name] = value
-    for name, child in module._modules.items():
-        new = copied._modules.get(name)
-        if child is not None and new is not None and new._parameters is child._parameters:
-            set_back(child, new)
 
 
 def tell_names(*_):
@@ -291,6 +278,12 @@ def put_in(layers, first, window, tuples):
             del layer.entry
         for pin in pins:
             pin.remove()
+
+
+def refuse_exchanged(layers, before, *_):
+    if [*layers] != before:
+        raise Refused('the list of layers was changed inside the with: change the model first, and '
+                      'then its order')
 
 
 def refuse_insights(module, args, kwargs):
