@@ -708,8 +708,16 @@ class OwnWay(torch.nn.ModuleList):
         return [*self][:2] * 2 if isinstance(i, slice) else super().__getitem__(i)
 
 
-def test_what_is_put_into_layers_inside_is_refused_before_it_is_lost():
+def test_what_is_put_into_layers_inside_is_refused_before_it_is_lost(capsys):
+    "And of weights a line says whose names they have."
     model, t = family('llama'), tokens()
+    with in_order(model, [5, 1, 2, 3, 4, 0]):
+        weights = model.state_dict()
+    assert 'each layer has the name of its place' in capsys.readouterr().err
+    model.load_state_dict(weights)
+    with looped(model):
+        model.state_dict()
+    assert not capsys.readouterr().err
     with pytest.raises(Refused, match='modules were exchanged'), in_order(model, [0, 1, 1, 2, 3]):
         model(t)
         layers_of(model)[3].mlp.up_proj = torch.nn.Linear(32, 64)
