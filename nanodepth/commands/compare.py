@@ -285,7 +285,8 @@ class Arms(dict):
         partner = f'{self.first} with the FLOPs of {name}'
         self[partner] = replace(self[self.first], flops=name, begins=begins, partner_of=self.first)
         try:
-            begins or self.argv(partner, seed)
+            if not begins:
+                self.argv(partner, seed)
         except Refused as why:      # what the first arm begins from may have cost more
             del self[partner]
             say(f'{name} has no partner: {why}')

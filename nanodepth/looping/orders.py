@@ -100,14 +100,16 @@ def exchanged(model, order):
     how = {} if windows else dict(output_hidden_states=True)
     with without_dropout(model):
         calls = calls_of(model, layers, **how)
+        want = run_by_hand(layers, calls, numbers) if is_other else None
+    tuples = [isinstance(calls[i][1], tuple) for i in numbers]
     with contextlib.ExitStack() as stack:
         if is_other:
-            stack.enter_context(exchanged_layers(model, layers, numbers, calls))
+            stack.enter_context(exchanged_layers(model, layers, numbers, want))
+        else:
+            same = functools.partial(refuse_exchanged, layers, [*layers])
+            stack.callback(model.register_forward_pre_hook(same).remove)
         for first, window in windows:
-            tuples = [isinstance(calls[i][1], tuple) for i in numbers]
             stack.enter_context(put_in(layers, first, window, tuples))
-        same = functools.partial(refuse_exchanged, layers, [*layers])
-        stack.callback(model.register_forward_pre_hook(same).remove)
         for holder in model.modules() if windows else ():
             if holder is not layers and any(each is layers for each in holder.modules()):
                 hook = holder.register_forward_pre_hook(refuse_insights, with_kwargs=True)
@@ -118,15 +120,14 @@ def exchanged(model, order):
 
 
 @contextlib.contextmanager
-def exchanged_layers(model, layers, numbers, calls):
-    "Inside a `with`, copies of layers in the places of a list, and the config that says so."
+def exchanged_layers(model, layers, numbers, want):
+    """Inside a `with`, copies of layers in the places of a list, and the config that says so. want:
+    the stream behind these layers, run by hand."""
     config = model.config.get_text_config()
     own = copy.copy(config)         # another model may have been made with the same one
     uses = [(each, name) for each in (*model.modules(), model.config)
             for name, value in vars(each).items() if value is config]
     before, hooks, mode = layers._modules, [], model.training
-    with without_dropout(model):
-        want = run_by_hand(layers, calls, numbers)
     try:
         for each, name in uses:
             setattr(each, name, own)
@@ -255,8 +256,8 @@ def placed(module, place):
 
 
 def tell_names(*_):
-    say('inside another order each layer has the name of its place: weights that are saved now, '
-        "LoRA's too, are a deeper or shorter model's, and such are loaded")
+    say('inside another order each layer has the name of its place, so weights that are saved or '
+        "loaded here, LoRA's too, fit a model of this order and no other")
 
 
 @contextlib.contextmanager
