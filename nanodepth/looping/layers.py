@@ -4,15 +4,18 @@ arguments, and the wrapper needs to know no more than that.
 Usage: a, b = pick_window('mid4', len(layers_of(model)))        # also '3-5', (3, 5), 0.5
 """
 import contextlib
-import functools
 import inspect
 import re
+import threading
 
 import torch
 import torch.nn as nn
 
 from nanodepth.common.errors import Refused
 from nanodepth.common.whose import is_ours
+
+
+INDICES = {'layer_idx', 'layer_id'}      # (GPT-Neo has the latter)
 
 
 def arguments(layer):
@@ -34,8 +37,8 @@ def layers_of(model):
     if hasattr(config, 'get_text_config'):
         n = getattr(config.get_text_config(), 'num_hidden_layers', None)
         for layers in model.modules():
-            if (isinstance(layers, nn.ModuleList) and len(layers) == n
-                and all(arguments(layer)[1] for layer in layers)):
+            if type(layers) is Ordered or (type(layers) is nn.ModuleList and len(layers) == n
+                                           and all(arguments(layer)[1] for layer in layers)):
                 return layers
     raise Refused(f'{type(model).__name__} has no list of layers with a KV cache: an LM of '
                   'ours or a Hugging Face decoder has')
@@ -91,26 +94,25 @@ def check_host(model, layers, window, cache):
 
 
 @torch.no_grad()
-def calls_of(model, layers, **how):
-    """[(arguments, answer) of each layer] in a forward of eight tokens. A model that does not call
-    each of them once, but goes through them in a way of its own, such as a loop, is refused."""
-    calls = {layer: [] for layer in layers}
+def calls_of(model, layers, numbers, **how):
+    """[(arguments, answer) of each place of an order] in a forward of eight tokens. A model that
+    does not call each place once, but goes through its list in a way of its own, such as a loop, is
+    refused."""
+    calls = [[] for _ in numbers]
 
-    def note(layer, args, kwargs, answer):
-        calls[layer].append((kwargs | dict(zip(arguments(layer)[0], args)), answer))
-    hooks = [layer.register_forward_hook(note, with_kwargs=True) for layer in layers]
-    try:
-        tokens = torch.arange(1, 9, device=model.device) % model.config.get_text_config().vocab_size
+    def note(place, x, kwargs):
+        answer = place.run(x, **kwargs)
+        calls[place.depth].append((kwargs | {place.names[0]: x}, answer))
+        return answer
+    tokens = torch.arange(1, 9, device=model.device) % model.config.get_text_config().vocab_size
+    with without_dropout(model), ordered(layers, places_of(layers, numbers, note)):
         model(tokens[None], use_cache=False, **how)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    counts = sorted(map(len, calls.values()))
+    counts = sorted(map(len, calls))
     if {*counts} != {1}:
         raise Refused(f'{type(model).__name__} calls these layers {counts} times, and not each of '
                       'them once: it runs them in a way of its own, so nothing here can run them '
                       'otherwise')
-    return [call for [call] in calls.values()]
+    return [call for [call] in calls]
 
 
 @torch.no_grad()
@@ -138,44 +140,81 @@ def without_dropout(model):
             module.training = mode
 
 
-# --------------------------------------------------------------------------------------- one layer
+# ------------------------------------------------------------------------------- places of an order
 
-class Entered:
-    "The model's call of a layer comes to its Entry. (This stands before the class of the layer.)"
+class Ordered(nn.ModuleList):
+    """A list of layers, in which who goes through it finds the places of an order. What it holds
+    stays as it is, and so do the names of its weights."""
+
+    def __iter__(self):
+        return iter(self.places)
+
+    def __len__(self):
+        return len(self.places)
+
+    def __getitem__(self, i):
+        return self.places[i]
+
+
+@contextlib.contextmanager
+def ordered(layers, places):
+    "Inside a `with`, a list of layers is one of places."
+    kind = type(layers)
+    layers.places, layers.__class__ = places, Ordered
+    try:
+        yield
+    finally:
+        layers.__class__ = kind
+        del layers.places
+
+
+def places_of(layers, numbers, arrive=None):
+    moved = numbers != [*range(len(layers))]
+    return [Place(layers[i], d, moved, arrive) for d, i in enumerate(numbers)]
+
+
+class Place:
+    """A place in an order, which a model takes for the layer that stands there: what is asked of it
+    or set on it, and what is hooked, is the layer's."""
+    lock = threading.RLock()
+
+    def __init__(self, layer, depth, moved, arrive=None):
+        names, cache_name, mask_name = arguments(layer)
+        vars(self).update(layer=layer, depth=depth, moved=moved, arrive=arrive, names=names,
+                          cache_name=cache_name, mask_name=mask_name)
+
+    def __getattr__(self, name):
+        if name.startswith('__'):           # a copy is asked for some before it has a layer
+            raise AttributeError(name)
+        return getattr(self.layer, name)
+
+    def __setattr__(self, name, value):
+        setattr(self.layer, name, value)
+
+    def __repr__(self):
+        return repr(self.layer)
 
     def __call__(self, *args, **kwargs):
-        return self.entry(*args, **kwargs)
-
-
-@functools.cache
-def entered(kind):
-    "A class of layers, whose calls come to their Entries."
-    new = type(kind.__name__, (Entered, kind), {})
-    new.forward = kind.forward      # (transformers has wrapped it once more, for checkpointing)
-    return new
-
-
-class Entry:
-    "Of a layer within a window: an object, so that a deepcopy has its own."
-
-    def __init__(self, layer, index, loop, tuples, pinned):
-        self.layer, self.index, self.loop, self.pinned = layer, index, loop, pinned
-        self.tuples = tuples
-        self.names, self.cache_name, self.mask_name = arguments(layer)
-
-    def forward(self, x, kwargs):
-        "An evaluation: an ordinary call of the layer, with all hooks that it has."
-        return stream_of(super(Entered, self.layer).__call__(x, **kwargs))
-
-    def refuse_checkpointing(self):
-        if self.layer.training and getattr(self.layer, 'gradient_checkpointing', False):
-            raise Refused('gradient checkpointing runs a layer again on its own, without what pin '
-                          'has noted: turn one of them off')
-
-    def __call__(self, *args, **kwargs):
+        if self.arrive is None:
+            return self.run(*args, **kwargs)
         kwargs.update(zip(self.names, args))
-        x = kwargs.pop(self.names[0])
-        return self.loop.arrive(self, self.index, x, kwargs)
+        return self.arrive(self, kwargs.pop(self.names[0]), kwargs)
+
+    def run(self, *args, **kwargs):
+        """An ordinary call of the layer. If the order is not the model's own, the layer has its
+        place as its index in the KV cache meanwhile, so one thread after the other runs it."""
+        if not self.moved:
+            return self.layer(*args, **kwargs)
+        with contextlib.nullcontext() if torch.compiler.is_compiling() else self.lock:
+            before = [(each, name, vars(each)[name]) for each in self.layer.modules()
+                      for name in INDICES & {*vars(each)}]
+            try:
+                for each, name, _ in before:
+                    setattr(each, name, self.depth)
+                return self.layer(*args, **kwargs)
+            finally:
+                for each, name, index in before:
+                    setattr(each, name, index)
 
 
 # ------------------------------------------------------------------------------------------ experts
@@ -190,7 +229,8 @@ class Pin:
         self.loop = loop
 
     def __call__(self, router, args, output):
-        return self.loop.routed.setdefault(router, output)      # till the window is through
+        if self.loop.at is not None:        # a layer of the window runs, till it is through
+            return self.loop.routed.setdefault((self.loop.at, router), output)
 
 
 def routers_of(layer):
@@ -200,13 +240,10 @@ def routers_of(layer):
     return [m for m in beside if isinstance(m, nn.Module)]
 
 
-def pinned_routers(layers, pin, unasked=False):
-    """{layer: its routers} of {layer: module}; none without a pin. unasked: pinned wherever there
-    is a router."""
-    if unasked and any(map(routers_of, layers.values())):
-        pin = 'mixture'
-    routers = {i: routers_of(layer) if pin else [] for i, layer in layers.items()}
-    if pin and not any(routers.values()):
-        raise Refused(f'pin={pin!r}: the layers {min(layers)} to {max(layers)} have no router '
-                      'beside experts (a `gate` or `router`)')
-    return routers
+def pinned_routers(places, pin, unasked=False):
+    "The routers of some places; none without a pin. unasked: pinned wherever there is a router."
+    found = {router: None for place in places for router in routers_of(place)}
+    if pin and not found:
+        raise Refused(f'pin={pin!r}: the layers {places[0].depth} to {places[-1].depth} have no '
+                      'router beside experts (a `gate` or `router`)')
+    return [*found] if pin or unasked else []

@@ -1,7 +1,7 @@
 """Run any model in another order inside a `with`: its layers exchanged, left out, repeated, or a
-window of them looped. One of ours has an order already. In another family's model a window is put
-into the layers that it loops. For another order the list of layers is exchanged for one of shallow
-copies, which share the weights and have slots of their own in the KV cache.
+window of them looped. One of ours has an order already. In another family's model the list of
+layers gives places of the order to who goes through it. A place calls its layer as that is, with a
+slot of its own in the KV cache, or brings it to its window.
 Usage:
     with in_order(model, [0, 1, 2, 1, 2, 3]): model(tokens)         # as deep as the list is long
     with looped(model, window=(3, 5), solver='rk', K=3, beta=0.5): model.generate(tokens, 20)
@@ -14,13 +14,13 @@ import itertools
 
 import torch
 
-from nanodepth.common.errors import Refused, refusing, say
+from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.whose import is_ours
 from nanodepth.loop import running
 from nanodepth.looping.caches import Window
-from nanodepth.looping.layers import (Entered, Entry, Pin, calls_of, check_host, entered, layers_of,
-                                      pick_window, pinned_routers, run_by_hand, stream_of,
-                                      without_dropout)
+from nanodepth.looping.layers import (Ordered, Pin, calls_of, check_host, layers_of, ordered,
+                                      pick_window, pinned_routers, places_of, run_by_hand,
+                                      stream_of, without_dropout)
 from nanodepth.looping.window import Loop
 from nanodepth.model import spans_in, unrolled
 from nanodepth.wrapper import Window as PlainWindow, around
@@ -86,70 +86,70 @@ def in_order(model, order):
 
 @contextlib.contextmanager
 def exchanged(model, order):
-    """Inside a `with` another family's model runs an order: its layers as they are, some of them in
-    windows; in another order, copies of them."""
+    "Inside a `with` another family's model runs an order, some of it in windows."
     layers = layers_of(model)
     numbers = unrolled(order)
+    check_order(model, layers, numbers)
     starts = itertools.accumulate((len(unrolled([item])) for item in order), initial=0)
     windows = [(first, item) for first, item in zip(starts, order) if not isinstance(item, int)]
-    is_other = numbers != [*range(len(layers))]
-    check_order(model, layers, numbers, is_other)
     for first, window in windows:
         check_host(model, layers, window.items, window.keeps)
-    # asked for streams, transformers hooks each layer for good: the copies have that
-    how = {} if windows else dict(output_hidden_states=True)
-    with without_dropout(model):
-        calls = calls_of(model, layers, **how)
-        want = run_by_hand(layers, calls, numbers) if is_other else None
-    tuples = [isinstance(calls[i][1], tuple) for i in numbers]
+    own = [*range(len(layers))]
+    calls = calls_of(model, layers, own)
+    tuples = {d for d, i in enumerate(numbers) if isinstance(calls[i][1], tuple)}
     with contextlib.ExitStack() as stack:
-        if is_other:
-            stack.enter_context(exchanged_layers(model, layers, numbers, want))
-        else:
-            same = functools.partial(refuse_exchanged, layers, [*layers])
-            stack.callback(model.register_forward_pre_hook(same).remove)
+        if numbers != own:
+            with without_dropout(model):
+                want = run_by_hand(layers, calls, numbers)
+            stack.enter_context(counted(model, layers, numbers, want))
+        places = places_of(layers, numbers)
         for first, window in windows:
-            stack.enter_context(put_in(layers, first, window, tuples))
-        for holder in model.modules() if windows else ():
-            if holder is not layers and any(each is layers for each in holder.modules()):
-                hook = holder.register_forward_pre_hook(refuse_insights, with_kwargs=True)
+            within = places[first:first + len(window.items)]
+            routers = pinned_routers(within, window.pin, unasked=window.by_layer)
+            loop = Loop((first, within[-1].depth), window, len(numbers), tuples, bool(routers))
+            for router in routers:
+                stack.callback(router.register_forward_hook(Pin(loop)).remove)
+            for place in within:
+                vars(place).update(arrive=loop.arrive)
+        holder, name = next((module, name) for module in model.modules()
+                            for name, child in module._modules.items() if child is layers)
+        refuse = functools.partial(refuse_changed, name, layers, [*layers])
+        stack.callback(holder.register_forward_pre_hook(refuse).remove)
+        for module in model.modules() if windows else ():
+            if module is not layers and any(each is layers for each in module.modules()):
+                hook = module.register_forward_pre_hook(refuse_insights, with_kwargs=True)
                 stack.callback(hook.remove)
+        stack.enter_context(ordered(layers, places))
         stack.callback(vars(model).pop, 'order', None)
         model.order = order
         yield
 
 
 @contextlib.contextmanager
-def exchanged_layers(model, layers, numbers, want):
-    """Inside a `with`, copies of layers in the places of a list, and the config that says so. want:
-    the stream behind these layers, run by hand."""
+def counted(model, layers, numbers, want):
+    """Inside a `with`, the model's config counts the layers of an order, and a KV cache keeps which
+    one it is of. want: the stream behind these layers, run by hand."""
     config = model.config.get_text_config()
     own = copy.copy(config)         # another model may have been made with the same one
     uses = [(each, name) for each in (*model.modules(), model.config)
             for name, value in vars(each).items() if value is config]
-    before, hooks, mode = layers._modules, [], model.training
+    hooks = []
     try:
         for each, name in uses:
             setattr(each, name, own)
-        layers._modules = {str(place): placed(layers[i], place) for place, i in enumerate(numbers)}
         own.num_hidden_layers = len(numbers)
         with refusing(Exception, why=lambda error: f'{by_place(model)} ({error})'):
             for name in EACH_LAYER:
                 if value := getattr(config, name, None):
                     setattr(own, name, [value[i] for i in numbers])
-            refuse_another_stream(model, layers, want)
-        unchanged = Unchanged(layers, [*before.values()])
-        hooks = [model.register_forward_pre_hook(unchanged), *of_one_order(model, numbers),
-                 layers.register_state_dict_pre_hook(tell_names),
-                 layers.register_load_state_dict_pre_hook(tell_names)]
+            refuse_another_stream(model, layers, numbers, want)
+        hooks = of_one_order(model, numbers)
+        model.save_pretrained = refuse_to_save
         yield
-        unchanged()
     finally:
+        vars(model).pop('save_pretrained', None)
         for hook in hooks:
             hook.remove()
-        layers._modules = before
-        if model.training != mode:          # train or eval was called in here
-            layers.train(model.training)
         for each, name in uses:
             setattr(each, name, config)
 
@@ -163,40 +163,15 @@ def as_ours(item):
     return Window(item.items, item.solver, item.K, item.keeps, **item.options)
 
 
-def check_order(model, layers, numbers, is_other):
+def check_order(model, layers, numbers):
     "What cannot run in this order is refused before anything is touched."
-    if 'order' in vars(model) or any(isinstance(layer, Entered) for layer in layers):
+    if isinstance(layers, Ordered):
         raise Refused('this model runs in another order already: leave its with')
     if not numbers or not {*numbers} <= {*range(len(layers))}:
         raise Refused(f'the order {numbers} must name layers from 0 to {len(layers) - 1}')
     if getattr(model.config.get_text_config(), 'num_kv_shared_layers', None):
         raise Refused(f'{type(model).__name__} shares keys and values between layers, which a '
                       'layer in another place would overwrite')
-    if is_other and any('forward' in vars(module) for module in layers.modules()):
-        raise Refused("the layers' forward was replaced, as by accelerate: open the model without "
-                      'device_map')
-
-
-class Unchanged:
-    """Notices what is put into the copies of layers, to be lost with them, and what is put or
-    hooked where nothing runs: before each forward, and at the end."""
-
-    def __init__(self, layers, originals):
-        self.layers, self.originals = layers, originals
-        self.before = self.modules()
-        hooks = [each for module in self.before[1] for each in hooks_of(module).values()]
-        self.hooks = [(each, copy.copy(each)) for each in hooks]
-
-    def modules(self):
-        return [*self.layers.modules()], [m for layer in self.originals for m in layer.modules()]
-
-    def __call__(self, *_):
-        if self.modules() != self.before:
-            raise Refused('modules were exchanged inside the with, where copies of the layers run: '
-                          'change the model first (LoRA, too), and then its order')
-        if any(each != before for each, before in self.hooks):
-            raise Refused('inside the with copies of the layers run, but a hook was set on a layer '
-                          'that was looked up before it, or removed: look layers up inside')
 
 
 def of_one_order(model, numbers):
@@ -223,68 +198,27 @@ def by_place(model):
             'its place')
 
 
-def refuse_another_stream(model, layers, want):
+def refuse_another_stream(model, layers, numbers, want):
     """Is the stream behind the last layer that of the layers run by hand? Also where logits are
     asked for of the last token alone, for which Gemma 4 shortens the stream at some place."""
     takes = inspect.signature(model.forward).parameters
     last = dict(logits_to_keep=1) if 'logits_to_keep' in takes else {}
-    with without_dropout(model):
-        got = stream_of(calls_of(model, layers, **last)[-1][1])
+    got = stream_of(calls_of(model, layers, numbers, **last)[-1][1])
     got, want = got.nan_to_num(), want.nan_to_num()         # float16 may overflow, in both
     least = max(1e-4, 4 * torch.finfo(want.dtype).eps) * want.abs().max()
     if got.shape != want.shape or not (got - want).abs().max() <= least:
         raise Refused(by_place(model))
 
 
-def hooks_of(module):
-    "{name: the dict} of all kinds of hooks that torch keeps on a module."
-    return {name: value for name, value in vars(module).items() if 'hooks' in name}
-
-
-def placed(module, place):
-    """A shallow copy of a layer: its weights are shared, its index in the cache is its place. What
-    is hooked from now on is hooked on it alone."""
-    new = object.__new__(type(module))      # (copy.copy does not take what is parametrized)
-    vars(new).update(vars(module), _compiled_call_impl=None)
-    new._modules = {name: child if child is None else placed(child, place)
-                    for name, child in module._modules.items()}
-    for name, hooks in hooks_of(module).items():
-        setattr(new, name, copy.copy(hooks))
-    for name in {'layer_idx', 'layer_id'} & {*vars(new)}:       # (GPT-Neo has the latter)
-        setattr(new, name, place)
-    return new
-
-
-def tell_names(*_):
-    say('inside another order each layer has the name of its place, so weights that are saved or '
-        "loaded here, LoRA's too, fit a model of this order and no other")
-
-
-@contextlib.contextmanager
-def put_in(layers, first, window, tuples):
-    "Inside a `with`, a window in the layers from a depth on: each has an Entry."
-    depths = range(first, first + len(window.items))
-    routers = pinned_routers({d: layers[d] for d in depths}, window.pin, unasked=window.by_layer)
-    loop = Loop((first, depths[-1]), window, len(layers))
-    pins = [router.register_forward_hook(Pin(loop)) for d in depths for router in routers[d]]
-    kinds = [(layers[d], type(layers[d])) for d in depths]
-    try:
-        for d, (layer, kind) in zip(depths, kinds):
-            layer.entry = Entry(layer, d, loop, tuples[d], any(routers.values()))
-            layer.__class__ = entered(kind)
-        yield
-    finally:
-        for layer, kind in kinds:
-            layer.__class__ = kind
-            del layer.entry
-        for pin in pins:
-            pin.remove()
-
-
-def refuse_exchanged(layers, before, *_):
-    if [*layers] != before:
+def refuse_changed(name, layers, before, holder, _):
+    if getattr(holder, name) is not layers or [*layers._modules.values()] != before:
         raise Refused('the list of layers was changed inside the with: change the model first, and '
                       'then its order')
+
+
+def refuse_to_save(*_, **__):
+    raise Refused('inside another order the config counts the layers of the order: save the model '
+                  'outside of its with')
 
 
 def refuse_insights(module, args, kwargs):

@@ -1,12 +1,13 @@
-"""One forward of a patched model: it comes through the window, and then the window runs. The Loop
-notes the arguments of each call of a layer, and gives the stream back as it came. In the call of
-the last layer all of the window runs, with the arguments that were noted.
+"""One forward of a model with a window: it comes through the window, and then the window runs. The
+Loop notes the arguments of each call of a layer, and gives the stream back as it came. In the call
+of the last layer all of the window runs, with the arguments that were noted.
 Usage: loop = Loop((3, 5), Window([3, 4, 5], 'rk', 3), depth=8)     # in orders.py
 """
 import copy
 import threading
 
 from nanodepth.common.errors import Refused
+from nanodepth.looping.layers import stream_of
 
 
 class Loop(threading.local):
@@ -14,34 +15,38 @@ class Loop(threading.local):
     own state: a threading.local runs __init__ again in each thread. It is the window's model, too:
     `run` is all that one asks of a model."""
 
-    def __init__(self, window, span, depth):
+    def __init__(self, window, span, depth, tuples=(), pinned=False):
         self.a, self.b = window
         self.span = copy.copy(span)
         self.span.items = [*range(self.a, self.b + 1)]
         self.depth = depth          # of the whole model
+        self.tuples = tuples        # the depths whose layers answer with a tuple
+        self.pinned = pinned
         self.forget()
 
     def forget(self):
         "Drop what a forward keeps, caches and masks: it must not outlive the forward."
         self.x = None           # the stream before the window
         self.cache = None
-        self.calls = {}         # {depth: (entry, arguments)}
-        self.routed = {}        # {router: its answer in evaluation 1}
+        self.calls = {}         # {depth: (place, arguments)}
+        self.at = None          # the depth that runs
+        self.routed = {}        # {(depth, router): its answer in evaluation 1}
 
     def __reduce__(self):       # a copy carries no forward's state
-        return type(self), ((self.a, self.b), self.span, self.depth)
+        return type(self), ((self.a, self.b), self.span, self.depth, self.tuples, self.pinned)
 
-    def arrive(self, entry, d, x, kwargs):
+    def arrive(self, place, x, kwargs):
         "The model calls the window's layers one by one; in the call of the last all of them run."
+        d = place.depth
         if d == self.a:
-            self.begin(entry, x, kwargs)
+            self.begin(place, x, kwargs)
         elif x is not self.x:
             raise Refused('the model adds something to the stream between the layers of this '
                           'window, as of an image, and a loop would drop it: choose another one')
-        self.calls[d] = (entry, kwargs)
+        self.calls[d] = (place, kwargs)
         try:
             y = x if d < self.b else self.span(self, self.x, self.a, self.cache)
-            return (y, None) if entry.tuples else y
+            return (y, None) if d in self.tuples else y
         except BaseException:
             self.forget()
             raise
@@ -49,15 +54,16 @@ class Loop(threading.local):
             if d == self.b:
                 self.forget()
 
-    def begin(self, entry, x, kwargs):
+    def begin(self, place, x, kwargs):
         self.forget()
         self.x = x
-        if entry.cache_name != 'cache' and kwargs.get('cache') is not None:
+        if place.cache_name != 'cache' and kwargs.get('cache') is not None:
             raise Refused('generate_batch keeps all texts in one paged cache, in which a looped '
                           'layer has no place: use generate instead')
-        if entry.pinned:
-            entry.refuse_checkpointing()
-        self.cache = kwargs.get(entry.cache_name)
+        if self.pinned and place.training and getattr(place, 'gradient_checkpointing', False):
+            raise Refused('gradient checkpointing runs a layer again on its own, without what pin '
+                          'has noted: turn one of them off')
+        self.cache = kwargs.get(place.cache_name)
         if self.cache is not None:
             slots = self.cache.layers
             kind = getattr(self.cache, 'layer_class_to_replicate', None)
@@ -67,9 +73,9 @@ class Loop(threading.local):
     def run(self, x, order, depth, cache=None, tap=None):
         "Layers of the window, with the arguments that the model gave them."
         for d in range(depth, depth + len(order)):
-            entry, kwargs = self.calls[d]
-            mask = kwargs.get(entry.mask_name)
+            (place, kwargs), self.at = self.calls[d], d
+            mask = kwargs.get(place.mask_name)
             if mask is not None and self.cache is not None and self.span.keeps == 'none':
-                kwargs = {**kwargs, entry.mask_name: mask[..., -x.shape[-2]:]}
-            x = entry.forward(x, kwargs)
+                kwargs = {**kwargs, place.mask_name: mask[..., -x.shape[-2]:]}
+            x = stream_of(place.run(x, **kwargs))
         return x

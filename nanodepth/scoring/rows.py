@@ -293,7 +293,7 @@ def facts(state, model, way=Way(), runs=None, row=None):
     a row of so many tokens (None: as many as the model reads), costs a third of a training step."""
     flops = math.nan
     with way.apply(model):
-        layers, order = layers_of(model), unrolled(order_of(model))
+        order = unrolled(order_of(model))
         if is_ours(model):
             core = core_of(model) or Core([])       # all its runs count alike
             own, core.backprop_depth = core.backprop_depth, core.r
@@ -301,7 +301,7 @@ def facts(state, model, way=Way(), runs=None, row=None):
             core.backprop_depth = own
     config = state.get('config') or {}          # of what a run begins from, tokens are not kept
     tokens = math.nan if config.get('init_from') else state.get('tokens', math.nan)
-    return dict(loop=notation(order), unique=len(layers), depth=runs or len(order),
+    return dict(loop=notation(order), unique=len(layers_of(model)), depth=runs or len(order),
                 params=sum(p.numel() for p in model.parameters()), inference_flops=flops,
                 training_flops=cost_of(state), tokens=tokens)
 
