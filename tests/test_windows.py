@@ -253,6 +253,13 @@ def test_a_cache_of_another_order_is_refused():
             model(t[:, 7:], past_key_values=past)
         past = model(t[:, :7]).past_key_values
         assert torch.allclose(model(t[:, 7:], past_key_values=past).logits, want, atol=1e-5)
+    model = family('gemma3_text')
+    with in_order(model.model, [1, 3, 5]):      # whose head makes caches by a config of its own
+        with pytest.raises(Refused, match='made for one'):
+            model.generate(t, max_new_tokens=2)
+        want = model.generate(t, max_new_tokens=4, use_cache=False)
+    with in_order(model, [1, 3, 5]):
+        assert torch.equal(model.generate(t, max_new_tokens=4), want)
 
 
 @both
@@ -574,10 +581,32 @@ def test_pinned_routing(name, mode):
     with looped(model, WINDOW, mode=mode):
         free = experts_used(model, lambda: model(t, use_cache=False))
     assert not torch.equal(free[0][0], free[1][0])
-    model.train().gradient_checkpointing_enable()       # it would run a layer without the pin
-    with restored(model), looped(model, WINDOW, mode=mode, pin='mixture'), pytest.raises(
-            Refused, match='turn'):
-        model(t, use_cache=False)
+    with looped(model, WINDOW, mode='layer', cache='first', pin='mixture'):
+        slots = in_pieces(model, t, [11])[1].layers
+    assert all(torch.equal(slots[d].keys, cache.layers[d].keys) for d in range(5))
+    with looped(model, WINDOW, mode=mode, pin='mixture'):
+        layer = layers_of(model)[4].layer       # a deepcopy of a router has a hook of another pin
+        layer.mlp = copy.deepcopy(layer.mlp)
+        with pytest.raises(Refused, match='a router was exchanged'):
+            model(t)
+    # what would run a layer without the pin: its last one, when it is trained, or compiled before
+    layers_of(model)[4].train()
+    layers_of(model)[3].mlp.compile(backend='eager')
+    for enable in (model.gradient_checkpointing_enable, model.gradient_checkpointing_disable):
+        enable()
+        with restored(model), looped(model, WINDOW, mode=mode, pin='mixture'), pytest.raises(
+                Refused, match='turn one of them off'):
+            model(t, use_cache=False)
+
+
+def test_a_compiled_model_keeps_to_a_pin():
+    model, t = family('qwen2_moe', std=0.5), tokens()
+    compiled = torch.compile(model, backend='eager')
+    for pin in (None, 'mixture', None, 'mixture'):
+        with looped(model, WINDOW, pin=pin):
+            want = model(t, use_cache=False).logits
+        with looped(compiled, WINDOW, pin=pin):
+            assert torch.equal(compiled(t, use_cache=False).logits, want)
 
 
 def test_an_older_instance_forward_is_kept():
@@ -647,19 +676,30 @@ def test_what_is_done_to_layers_inside_is_done_to_the_model(inside, times):
     with inside(model):
         assert torch.equal(model(t).logits, changed)
     another = copy.deepcopy(held)
+    with restored(model):
+        for change in (lambda layers: layers.append(another),
+                       lambda layers: layers.__setitem__(1, another)):
+            with inside(model), pytest.raises(Refused, match='the list of layers was changed'):
+                change(layers_of(model))
     with inside(model), pytest.raises(Refused, match='the list of layers was changed'):
-        layers_of(model)[1] = another
+        model.model.layers = torch.nn.ModuleList([another] * 6)
         model(t)
 
 
-def test_a_model_is_saved_outside_of_another_order(tmp_path):
-    "Its config would count other layers."
-    model = family('llama')
-    with in_order(model, [0, 1, 1, 2, 3]), pytest.raises(Refused, match='outside of its with'):
+@pytest.mark.parametrize('order', [[0, 1, 1, 2, 3], [1, 0, 3, 2, 5, 4]])
+def test_a_model_that_is_saved_in_another_order_is_itself(order, tmp_path):
+    "With what was set inside. Its config counts its own layers again."
+    model, t = family('gemma3_text'), tokens()
+    want = model(t).logits
+    with in_order(model, order):
+        model.resize_token_embeddings(120)
+        model.set_attn_implementation('eager')
         model.save_pretrained(tmp_path)
-    with looped(model):
-        model.save_pretrained(tmp_path)
-    assert model.config.num_hidden_layers == 6 and [*tmp_path.iterdir()]
+        assert model.config.num_hidden_layers == len(order)
+    again = type(model).from_pretrained(tmp_path)
+    assert torch.allclose(again(t).logits[..., :97], want, atol=1e-5)
+    assert again.config.vocab_size == model.config.vocab_size == 120
+    assert model.config._attn_implementation == 'eager'
 
 
 @INSIDE

@@ -176,6 +176,8 @@ class Memory:
         if self.cache is None:
             return
         if extra:
+            if extra == 'input':        # of the unlooped model are its experts, too
+                getattr(self.model, 'routed', {}).clear()
             stream = x if extra == 'input' else y
             self.evaluate(stream, self.span.items, self.first, self.K + 1)
         if extra or self.kind == 'last_eval':

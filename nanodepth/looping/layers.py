@@ -20,6 +20,7 @@ INDICES = {'layer_idx', 'layer_id'}      # (GPT-Neo has the latter)
 
 def arguments(layer):
     "(the names of a layer's arguments, which of them is the cache, which the mask)"
+    layer = getattr(layer, '_orig_mod', layer)      # that of a torch.compile
     names = list(inspect.signature(type(layer).forward).parameters)[1:]
     pick = lambda *known: next((name for name in known if name in names), None)
     return (names, pick('past_key_values', 'past_key_value', 'layer_past', 'cache'),
@@ -155,6 +156,11 @@ class Ordered(nn.ModuleList):
     def __getitem__(self, i):
         return self.places[i]
 
+    def refuse(self, *_):
+        raise Refused('the list of layers was changed inside the with: change the model first, and '
+                      'then its order')
+    __setitem__ = __delitem__ = append = extend = insert = refuse
+
 
 @contextlib.contextmanager
 def ordered(layers, places):
@@ -218,20 +224,6 @@ class Place:
 
 
 # ------------------------------------------------------------------------------------------ experts
-
-class Pin:
-    """A hook on a router: later evaluations get the first one's answer, experts and weights.
-    Otherwise each evaluation could be of another function ("Training-Free Looped Transformers",
-    sections 2.2 and 3.3). The paper "computes the gating decision once", as this does, but its
-    Algorithm 5 asks the router in every evaluation."""
-
-    def __init__(self, loop):
-        self.loop = loop
-
-    def __call__(self, router, args, output):
-        if self.loop.at is not None:        # a layer of the window runs, till it is through
-            return self.loop.routed.setdefault((self.loop.at, router), output)
-
 
 def routers_of(layer):
     "The routers of a layer, which stand beside its experts as `gate` or `router`."

@@ -18,7 +18,7 @@ from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.whose import is_ours
 from nanodepth.loop import running
 from nanodepth.looping.caches import Window
-from nanodepth.looping.layers import (Ordered, Pin, calls_of, check_host, layers_of, ordered,
+from nanodepth.looping.layers import (Ordered, calls_of, check_host, layers_of, ordered,
                                       pick_window, pinned_routers, places_of, run_by_hand,
                                       stream_of, without_dropout)
 from nanodepth.looping.window import Loop
@@ -108,7 +108,7 @@ def exchanged(model, order):
             routers = pinned_routers(within, window.pin, unasked=window.by_layer)
             loop = Loop((first, within[-1].depth), window, len(numbers), tuples, bool(routers))
             for router in routers:
-                stack.callback(router.register_forward_hook(Pin(loop)).remove)
+                stack.callback(router.register_forward_hook(loop.pin).remove)
             for place in within:
                 vars(place).update(arrive=loop.arrive)
         holder, name = next((module, name) for module in model.modules()
@@ -128,26 +128,34 @@ def exchanged(model, order):
 @contextlib.contextmanager
 def counted(model, layers, numbers, want):
     """Inside a `with`, the model's config counts the layers of an order, and a KV cache keeps which
-    one it is of. want: the stream behind these layers, run by hand."""
+    one it is of. What is set on this config is set on the model's own, which is what is saved.
+    want: the stream behind these layers, run by hand."""
     config = model.config.get_text_config()
     own = copy.copy(config)         # another model may have been made with the same one
     uses = [(each, name) for each in (*model.modules(), model.config)
             for name, value in vars(each).items() if value is config]
-    hooks = []
+    why = lambda error: f'{by_place(model)} ({error})'
+    with refusing(Exception, why=why):
+        own.num_hidden_layers = len(numbers)
+        for name in EACH_LAYER:
+            if value := getattr(config, name, None):
+                setattr(own, name, [value[i] for i in numbers])
+    of_order = {name for name, value in vars(own).items() if value is not vars(config).get(name)}
+
+    def to_dict():
+        vars(config).update((name, value) for name, value in vars(own).items()
+                            if name not in of_order | {'to_dict'})
+        return config.to_dict()
+    own.to_dict, hooks = to_dict, []
     try:
         for each, name in uses:
             setattr(each, name, own)
-        own.num_hidden_layers = len(numbers)
-        with refusing(Exception, why=lambda error: f'{by_place(model)} ({error})'):
-            for name in EACH_LAYER:
-                if value := getattr(config, name, None):
-                    setattr(own, name, [value[i] for i in numbers])
+        with refusing(Exception, why=why):
             refuse_another_stream(model, layers, numbers, want)
-        hooks = of_one_order(model, numbers)
-        model.save_pretrained = refuse_to_save
+        hooks = of_one_order(model, numbers, own)
         yield
     finally:
-        vars(model).pop('save_pretrained', None)
+        to_dict()
         for hook in hooks:
             hook.remove()
         for each, name in uses:
@@ -174,15 +182,22 @@ def check_order(model, layers, numbers):
                       'layer in another place would overwrite')
 
 
-def of_one_order(model, numbers):
-    "Hooks by which a KV cache keeps the order that fills it: in another, its keys are of others."
+def of_one_order(model, numbers, config):
+    """Hooks by which a KV cache keeps the order that fills it: in another, its keys are of others.
+    Nor can one be filled that a config of other layers has made."""
+    from transformers import DynamicCache
+    kinds = lambda cache: [getattr(slot, 'is_sliding', False) for slot in cache.layers]
+    own = kinds(DynamicCache(config=config))
+
     def cache_in(values):
         return values.get('past_key_values', values.get('cache'))   # its name from 5.24 on
 
     def refuse(_, args, kwargs):
         cache = cache_in(kwargs)
-        if cache is not None and cache.get_seq_length() and vars(cache).get('order') != numbers:
-            raise Refused('this cache was filled in another order: begin a new one')
+        if cache is not None and vars(cache).get('order') != numbers and (
+                cache.get_seq_length() or kinds(cache) not in ([], own)):
+            raise Refused('this cache was filled in another order, or made for one: begin a new '
+                          'one, or change the order of the model that generates')
 
     def keep(_, args, kwargs, output):
         # a tuple has no names, and a cache of one's own is given
@@ -212,13 +227,7 @@ def refuse_another_stream(model, layers, numbers, want):
 
 def refuse_changed(name, layers, before, holder, _):
     if getattr(holder, name) is not layers or [*layers._modules.values()] != before:
-        raise Refused('the list of layers was changed inside the with: change the model first, and '
-                      'then its order')
-
-
-def refuse_to_save(*_, **__):
-    raise Refused('inside another order the config counts the layers of the order: save the model '
-                  'outside of its with')
+        layers.refuse()
 
 
 def refuse_insights(module, args, kwargs):

@@ -6,8 +6,10 @@ Usage: loop = Loop((3, 5), Window([3, 4, 5], 'rk', 3), depth=8)     # in orders.
 import copy
 import threading
 
+import torch
+
 from nanodepth.common.errors import Refused
-from nanodepth.looping.layers import stream_of
+from nanodepth.looping.layers import routers_of, stream_of
 
 
 class Loop(threading.local):
@@ -36,8 +38,15 @@ class Loop(threading.local):
         return type(self), ((self.a, self.b), self.span, self.depth, self.tuples, self.pinned)
 
     def arrive(self, place, x, kwargs):
-        "The model calls the window's layers one by one; in the call of the last all of them run."
+        """The model calls the window's layers one by one; in the call of the last all of them run.
+        Compiled code may not see the hooks of a pin, so such a window runs as it is written."""
+        enter = torch.compiler.disable(self.enter) if self.pinned else self.enter
+        return enter(place, x, kwargs)
+
+    def enter(self, place, x, kwargs):
         d = place.depth
+        if self.pinned:
+            self.refuse_unpinned(place.layer)
         if d == self.a:
             self.begin(place, x, kwargs)
         elif x is not self.x:
@@ -60,9 +69,6 @@ class Loop(threading.local):
         if place.cache_name != 'cache' and kwargs.get('cache') is not None:
             raise Refused('generate_batch keeps all texts in one paged cache, in which a looped '
                           'layer has no place: use generate instead')
-        if self.pinned and place.training and getattr(place, 'gradient_checkpointing', False):
-            raise Refused('gradient checkpointing runs a layer again on its own, without what pin '
-                          'has noted: turn one of them off')
         self.cache = kwargs.get(place.cache_name)
         if self.cache is not None:
             slots = self.cache.layers
@@ -79,3 +85,22 @@ class Loop(threading.local):
                 kwargs = {**kwargs, place.mask_name: mask[..., -x.shape[-2]:]}
             x = stream_of(place.run(x, **kwargs))
         return x
+
+    def refuse_unpinned(self, layer):
+        "A layer that is run again on its own, or was compiled before, sees no hook of now."
+        if (layer.training and getattr(layer, 'gradient_checkpointing', False)
+                or any(each._compiled_call_impl or hasattr(each, '_orig_mod')
+                       for each in layer.modules())):
+            raise Refused('gradient checkpointing, and layers that are compiled one by one, run '
+                          'without what pin has noted: turn one of them off')
+        if any(self.pin not in router._forward_hooks.values() for router in routers_of(layer)):
+            raise Refused('a router was exchanged inside the with, and would not be pinned: change '
+                          'the model first')
+
+    def pin(self, router, args, output):
+        """A hook on a router: later evaluations get the first one's answer, experts and weights.
+        Otherwise each evaluation could be of another function ("Training-Free Looped Transformers",
+        sections 2.2 and 3.3). The paper "computes the gating decision once", as this does, but its
+        Algorithm 5 asks the router in every evaluation."""
+        if self.at is not None:         # in this thread
+            return self.routed.setdefault((self.at, router), output)
