@@ -32,7 +32,7 @@ from nanodepth.report.contrasts import Contrast, difference, p_beyond, spelled, 
 from nanodepth.report.printed import print_differences
 from nanodepth.models.hf import save_hf
 from nanodepth.report.tables import where
-from nanodepth.scoring.rows import MEASURES, Asked, Subject
+from nanodepth.scoring.rows import MEASURES, Asked, Subject, measures_of
 from nanodepth.scoring.way import Way
 
 
@@ -383,9 +383,12 @@ def test_a_diverged_arm_is_named_and_the_tables_stand(call, tmp_path, capsys):
     file.write_text(file.read_text().replace('dict(short', 'dict(b'))
     with pytest.raises(SystemExit, match='2'):          # not even the first can be asked
         call(file, '--seeds=1')
-    file.write_text(f'arms = dict(b={BASE!r}, short="b --context=64")\npartners = False')
-    compared_with = [row['compared with'] for row in table_of(call(file, '--seeds=1'), 'loss')]
-    assert compared_with == ['', 'no seed in common on equal data']     # a row is shorter
+    file.write_text(f'arms = dict(b={BASE!r}, short="b --context=64", wide="b --batch_size=4")\n'
+                    'partners = False')
+    said = call(file, '--seeds=1')
+    assert [row['compared with'] for row in table_of(said, 'loss')] == [
+        '', 'no seed in common on equal data', 'b']         # (the rows of one are shorter)
+    assert 'a curve in the picture is of the data that its arm was trained with' in said
 
 
 def test_what_cannot_be_made_is_left_out_and_two_arms_of_equal_flops_have_one_partner(
@@ -419,6 +422,7 @@ def metric(model, loader):
 
 def test_a_metric_and_a_measure_of_ones_own_have_tables(call, tmp_path, monkeypatch, capsys):
     "A metric has any name, and a margin if it is given one; a margin of nothing is a line."
+    assert 'metric' in measures_of(Asked(measures=(), metric=print))
     monkeypatch.setitem(MEASURES, 'deep', lambda subject: [
         (dict(half=half), dict(deep=len(unrolled(subject.model.order)) / 2)) for half in (0, 1)])
     file = write(tmp_path / 'f.py', METRIC.format(BASE))
@@ -438,6 +442,7 @@ def test_the_picture_counts_what_an_arm_began_with(call, tmp_path, monkeypatch):
     monkeypatch.setattr(compare, 'show', lambda path, draw, *what: drawn.extend(what))
     arms = f'arms = dict(plain={BASE!r}, on="plain --init_from={{plain}}")\n'
     said = call(write(tmp_path / 'f.py', arms), '--seeds=1')
+    assert 'a curve in the picture' not in said
     groups, kinds, costs, _ = drawn
     end = {name: log[-1]['flops'] for name, [log] in groups.items()}
     assert end['on'] == pytest.approx(2 * end['plain'])
@@ -453,7 +458,7 @@ def test_the_ends_of_whole_runs_are_one_point(monkeypatch, tmp_path):
     monkeypatch.setattr(compare, 'log_of', lambda seed: [
         dict(step=step, flops=1, val_loss=1.0) for step in (0, 10, 20 + seed)])
     arms = Arms(dict(a=BASE), tmp_path)
-    compare.draw(SimpleNamespace(out=tmp_path), arms, {('a', seed): seed for seed in (0, 1)})
+    compare.draw(SimpleNamespace(out=tmp_path), arms, {('a', seed): seed for seed in (0, 1)}, [])
     assert [[line['step'] for line in log] for log in drawn[0]['a']] == [[0, 10, 20]] * 2
 
 
@@ -532,6 +537,8 @@ def test_a_difference_by_hand(ours, base, kind, margin, found):
                      for seed, mean in enumerate(values)] for values in (ours, base))
     others = others[::-1] + [rows[0] | dict(seed=5)]
     assert difference(rows, others, dict(gate=margin)) == found
+    rows[0]['mean'] = float('nan')
+    assert difference(rows, others) == ['', '', '']
 
 
 def test_a_mean_of_seeds_by_hand_and_equal_differences_have_no_p():

@@ -319,8 +319,8 @@ class Left(Exception):
     "A run that is not there, and why: it has diverged, or another call trains it."
 
 
-class Twin(Left):
-    "Two arms have equal FLOPs, and so one partner."
+class NoPartner(Left):
+    "Another arm has the partner already, or these FLOPs pay for none."
 
 
 def make(arms, name, seed, made, folder):
@@ -338,9 +338,9 @@ def make(arms, name, seed, made, folder):
             with contextlib.redirect_stdout(io.StringIO()):
                 cut.main([*words, f'--out={folder}'])
     except Refused as why:
-        raise Left(str(why)) from None
+        raise (NoPartner if of else Left)(str(why).removeprefix(f'{name}: ')) from None
     if of and (first := arms.run_of.setdefault(tuple(words), name)) != name:
-        raise Twin(f'it is {first} once more')
+        raise NoPartner(f'it is {first} once more')
     if not arms[name].is_cut and not is_whole(folder, config):
         tqdm.write(f'training {name}, seed {seed}, for {config.steps:,} steps', file=sys.stderr)
         train(words, folder)
@@ -418,15 +418,20 @@ def bases(options, arms):
             if name != base and name not in arms.partners_of(base)}
 
 
-def draw(options, arms, folders):
-    """Loss and answers against training FLOPs and tokens. A partner is dashed, in the colour of the
-    arm that it is like."""
-    groups = {}
-    for (name, _), folder in folders.items():
+def draw(options, arms, folders, rows):
+    """Loss and answers against what is known of training FLOPs and tokens. A partner is dashed, in
+    the colour of the arm that it is like."""
+    groups, data = {}, set()
+    for (name, seed), folder in folders.items():
         log = log_of(folder)
         groups.setdefault(name, []).append(log)
         log[-1]['step'] = groups[name][0][-1]['step']       # r is drawn, and so are some ends
-    costs = ['flops'] if any(arms[name].begins for name in groups) else ['flops', 'tokens']
+        config, _ = arms.config(name, seed)
+        data.add((seed, str(config.data), config.context))
+    if len(data) > len({seed for seed, *_ in data}):
+        print('a curve in the picture is of the data that its arm was trained with, which differ')
+    costs = [cost for cost, column in (('flops', 'training_flops'), ('tokens', 'tokens'))
+             if not any(math.isnan(row[column]) for row in rows)] or ['step']
     kinds = ['loss', *[kind for kind in kinds_of(groups) if kind != 'text'][-1:]]
     show(options.out / 'compare.png', draw_runs, groups, kinds, costs,
          {name: arms[name].partner_of or name for name in groups})
@@ -456,7 +461,7 @@ def main(argv=None):
         except Left as why:
             left.append(f'{name}, seed {seed}, is in no mean: {why}')
             tqdm.write(left[-1], file=sys.stderr)
-            has_failed |= not isinstance(why, Twin)
+            has_failed |= not isinstance(why, NoPartner)
             continue
         first = first or subject
         rows += its_rows
@@ -477,7 +482,7 @@ def main(argv=None):
         print_differences(rows, bases(options, arms), shown or usual or measures[:1],
                           options.margins)
         draw(options, arms, {job: folder for job, folder in made.items()
-                             if not arms[job[0]].is_cut})
+                             if not arms[job[0]].is_cut}, rows)
     print(*left, sep='\n', end='\n' * bool(left))
     if has_failed:
         raise SystemExit(1)

@@ -116,7 +116,7 @@ def paired(rows, others):
 def difference(rows, others, margins={}):
     "[how far rows are from others seed by seed, its p, what so many seeds say of it]"
     pairs = [(row['mean'], other['mean']) for row, other in paired(rows, others)]
-    if not pairs:
+    if not pairs or not all(math.isfinite(a - b) for a, b in pairs):
         return ['', '', '']
     factor = UNITS[rows[0]['kind']].factor
     c = Contrast(*zip(*((factor * a, factor * b) for a, b in pairs)))

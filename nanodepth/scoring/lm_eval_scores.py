@@ -144,7 +144,7 @@ class Harness:
     def __init__(self, subject, tasks):
         from transformers import AutoTokenizer
         self.subject, self.tasks, self.keep = subject, tasks, {}
-        self.shots = subject.asked.shots and subject.asked.shots[0]
+        self.shots = next(iter(subject.asked.shots or ()), None)
         self.said = False           # how many examples stand before a question
         why = lambda error: (f"{subject.path} has no tokenizer of transformers' "
                              f'({str(error).splitlines()[0]})')

@@ -121,8 +121,8 @@ def measures_of(asked):
     if asked.max_length and not theirs:
         raise Refused("--max_length is for lm-eval's tasks, and no other reads it")
     if theirs:
-        check_tasks(theirs, asked.shots and asked.shots[0])
-    if not asked.tasks and not {*asked.measures} - OF_TASKS:
+        check_tasks(theirs, *(asked.shots or ())[:1])
+    if not asked.tasks and not {*asked.measures} - OF_TASKS and not asked.metric:
         raise Refused('nothing is asked: give --tasks, such as toy_assign/3, or --measures')
     measures = {}
     for name, function in MEASURES.items():
@@ -134,8 +134,8 @@ def measures_of(asked):
 # ------------------------------------------------------------------------------------ a checkpoint
 
 class Subject:
-    """A checkpoint, and all that it is asked. With --data, the rows of data are as long and as many
-    as those of `like`, another Subject, and begin as they do if these begin as a text does."""
+    """A checkpoint, and all that it is asked. The rows of data are as many as those of `like`,
+    another Subject. With --data they are as long, too, and begin as they do."""
     asks = Asked        # the options on which a note depends
 
     def __init__(self, path, asked=None, like=None, classes=()):
@@ -166,9 +166,10 @@ class Subject:
                     'left out')
             return None
         starts = []
+        if like and like.val:
+            config = config | dict(batch_size=like.val.batch_size)
         if like and asked.data:
-            config = dict(batch_size=like.val.batch_size, context=like.val.context)
-            starts = like.val.starts
+            config['context'], starts = like.val.context, like.val.starts
         val = open_data(self.path, self.state | dict(config=config), self.answer, asked.data,
                         starts=starts)
         row = len(val.starts) + val.context
