@@ -127,9 +127,8 @@ def exchanged(model, order):
 
 @contextlib.contextmanager
 def counted(model, layers, numbers, want):
-    """Inside a `with`, the model's config counts the layers of an order, and a KV cache keeps which
-    one it is of. What is set on this config is set on the model's own, which is what is saved.
-    want: the stream behind these layers, run by hand."""
+    """Inside a `with`, the model has a config that counts the layers of an order, and a KV cache
+    keeps which order it is of. want: the stream behind these layers, run by hand."""
     config = model.config.get_text_config()
     own = copy.copy(config)         # another model may have been made with the same one
     uses = [(each, name) for each in (*model.modules(), model.config)
@@ -142,11 +141,12 @@ def counted(model, layers, numbers, want):
                 setattr(own, name, [value[i] for i in numbers])
     of_order = {name for name, value in vars(own).items() if value is not vars(config).get(name)}
 
-    def to_dict():
+    def models_own():
+        "The model's own config, with what was set inside."
         vars(config).update((name, value) for name, value in vars(own).items()
                             if name not in of_order | {'to_dict'})
-        return config.to_dict()
-    own.to_dict, hooks = to_dict, []
+        return config
+    own.to_dict, hooks = lambda: models_own().to_dict(), []     # by which a config is saved
     try:
         for each, name in uses:
             setattr(each, name, own)
@@ -155,7 +155,7 @@ def counted(model, layers, numbers, want):
         hooks = of_one_order(model, numbers, own)
         yield
     finally:
-        to_dict()
+        models_own()
         for hook in hooks:
             hook.remove()
         for each, name in uses:
