@@ -141,7 +141,7 @@ def without_dropout(model):
             module.training = mode
 
 
-# ------------------------------------------------------------------------------- places of an order
+# ----------------------------------------------------------------------------- places of an order
 
 class Ordered(nn.ModuleList):
     """A list of layers, in which who goes through it finds the places of an order. What it holds
@@ -183,11 +183,12 @@ class Place:
     """A place in an order, which a model takes for the layer that stands there: what is asked of it
     or set on it, and what is hooked, is the layer's."""
     lock = threading.RLock()
+    __class__ = property(lambda self: type(self.layer))     # to isinstance
 
     def __init__(self, layer, depth, moved, arrive=None):
         names, cache_name, mask_name = arguments(layer)
         vars(self).update(layer=layer, depth=depth, moved=moved, arrive=arrive, names=names,
-                          cache_name=cache_name, mask_name=mask_name)
+                          cache_name=cache_name, mask_name=mask_name, refuse_cache=None)
 
     def __getattr__(self, name):
         if name.startswith('__'):           # a copy is asked for some before it has a layer
@@ -197,14 +198,21 @@ class Place:
     def __setattr__(self, name, value):
         setattr(self.layer, name, value)
 
+    def __delattr__(self, name):
+        delattr(self.layer, name)
+
     def __repr__(self):
         return repr(self.layer)
 
     def __call__(self, *args, **kwargs):
-        if self.arrive is None:
-            return self.run(*args, **kwargs)
         kwargs.update(zip(self.names, args))
-        return self.arrive(self, kwargs.pop(self.names[0]), kwargs)
+        x = kwargs.pop(self.names[0])
+        if self.cache_name != 'cache' and kwargs.get('cache') is not None:
+            raise Refused('generate_batch keeps all texts in one paged cache, in which the layers '
+                          'of an order have no place: use generate instead')
+        if self.refuse_cache and kwargs.get(self.cache_name) is not None:
+            self.refuse_cache(kwargs[self.cache_name])
+        return self.arrive(self, x, kwargs) if self.arrive else self.run(x, **kwargs)
 
     def run(self, *args, **kwargs):
         """An ordinary call of the layer. If the order is not the model's own, the layer has its

@@ -7,7 +7,6 @@ Usage:
     with looped(model, window=(3, 5), solver='rk', K=3, beta=0.5): model.generate(tokens, 20)
 """
 import contextlib
-import copy
 import functools
 import inspect
 import itertools
@@ -103,6 +102,10 @@ def exchanged(model, order):
                 want = run_by_hand(layers, calls, numbers)
             stack.enter_context(counted(model, layers, numbers, want))
         places = places_of(layers, numbers)
+        if numbers != own:
+            from transformers import DynamicCache
+            kinds = kinds_in(DynamicCache(config=model.config.get_text_config()))
+            vars(places[0]).update(refuse_cache=functools.partial(refuse_cache, numbers, kinds))
         for first, window in windows:
             within = places[first:first + len(window.items)]
             routers = pinned_routers(within, window.pin, unasked=window.by_layer)
@@ -127,39 +130,42 @@ def exchanged(model, order):
 
 @contextlib.contextmanager
 def counted(model, layers, numbers, want):
-    """Inside a `with`, the model has a config that counts the layers of an order, and a KV cache
-    keeps which order it is of. want: the stream behind these layers, run by hand."""
+    """Inside a `with`, the model's config counts the layers of an order. want: the stream behind
+    these layers, run by hand."""
     config = model.config.get_text_config()
-    own = copy.copy(config)         # another model may have been made with the same one
-    uses = [(each, name) for each in (*model.modules(), model.config)
-            for name, value in vars(each).items() if value is config]
-    why = lambda error: f'{by_place(model)} ({error})'
-    with refusing(Exception, why=why):
-        own.num_hidden_layers = len(numbers)
-        for name in EACH_LAYER:
-            if value := getattr(config, name, None):
-                setattr(own, name, [value[i] for i in numbers])
-    of_order = {name for name, value in vars(own).items() if value is not vars(config).get(name)}
-
-    def models_own():
-        "The model's own config, with what was set inside."
-        vars(config).update((name, value) for name, value in vars(own).items()
-                            if name not in of_order | {'to_dict'})
-        return config
-    own.to_dict, hooks = lambda: models_own().to_dict(), []     # by which a config is saved
+    uses = [(each, name, value) for each in (*model.modules(), model.config)
+            for name, value in vars(each).items()       # (a config may be there twice)
+            if type(value) is type(config) and vars(value) == vars(config)]
     try:
-        for each, name in uses:
-            setattr(each, name, own)
-        with refusing(Exception, why=why):
+        with refusing(Exception, why=lambda error: f'{by_place(model)} ({error})'):
+            for each, name, value in uses:
+                setattr(each, name, counting(value, numbers))
             refuse_another_stream(model, layers, numbers, want)
-        hooks = of_one_order(model, numbers, own)
         yield
     finally:
-        models_own()
-        for hook in hooks:
-            hook.remove()
-        for each, name in uses:
-            setattr(each, name, config)
+        for each, name, value in uses:
+            if vars(getattr(each, name)) is vars(value):        # no other was put there
+                setattr(each, name, value)
+
+
+def counting(config, numbers):
+    """A view of a config (of which others may have been made), that counts the layers of an order.
+    What is set on it is set on the config, and what is saved is the config."""
+    kind = type(config)
+
+    def fixed(name, value):
+        def change(view, new):          # it counts no more
+            view.__class__ = kind
+            setattr(view, name, new)
+        return property(lambda view: value, change)
+    known = lambda name: getattr(config, name, None)
+    own = {name: [known(name)[i] for i in numbers] for name in EACH_LAYER if known(name)}
+    own['num_hidden_layers'] = len(numbers)
+    names = {name: config.attribute_map.get(name, name) for name in own}
+    view = object.__new__(type(kind.__name__, (kind,), {
+        names[name]: fixed(name, value) for name, value in own.items()}))
+    object.__setattr__(view, '__dict__', vars(config))
+    return view
 
 
 def as_ours(item):
@@ -182,30 +188,18 @@ def check_order(model, layers, numbers):
                       'layer in another place would overwrite')
 
 
-def of_one_order(model, numbers, config):
-    """Hooks by which a KV cache keeps the order that fills it: in another, its keys are of others.
-    Nor can one be filled that a config of other layers has made."""
-    from transformers import DynamicCache
-    kinds = lambda cache: [getattr(slot, 'is_sliding', False) for slot in cache.layers]
-    own = kinds(DynamicCache(config=config))
+def refuse_cache(numbers, kinds, cache):
+    """A KV cache keeps the order that fills it: in another, its keys are of others. Nor can one be
+    filled that was made for other layers."""
+    if vars(cache).setdefault('order', None) != numbers and (
+            cache.get_seq_length() or kinds_in(cache) not in ([], kinds)):
+        raise Refused('this cache was filled in another order, or made for one: begin a new one, '
+                      'or change the order of the model that generates')
+    cache.order = numbers
 
-    def cache_in(values):
-        return values.get('past_key_values', values.get('cache'))   # its name from 5.24 on
 
-    def refuse(_, args, kwargs):
-        cache = cache_in(kwargs)
-        if cache is not None and vars(cache).get('order') != numbers and (
-                cache.get_seq_length() or kinds(cache) not in ([], own)):
-            raise Refused('this cache was filled in another order, or made for one: begin a new '
-                          'one, or change the order of the model that generates')
-
-    def keep(_, args, kwargs, output):
-        # a tuple has no names, and a cache of one's own is given
-        cache = cache_in(output if isinstance(output, dict) else kwargs)
-        if cache is not None:
-            cache.order = numbers
-    return [model.register_forward_pre_hook(refuse, with_kwargs=True),
-            model.register_forward_hook(keep, with_kwargs=True)]
+def kinds_in(cache):
+    return [getattr(slot, 'is_sliding', False) for slot in cache.layers]
 
 
 def by_place(model):

@@ -66,9 +66,6 @@ class Loop(threading.local):
     def begin(self, place, x, kwargs):
         self.forget()
         self.x = x
-        if place.cache_name != 'cache' and kwargs.get('cache') is not None:
-            raise Refused('generate_batch keeps all texts in one paged cache, in which a looped '
-                          'layer has no place: use generate instead')
         self.cache = kwargs.get(place.cache_name)
         if self.cache is not None:
             slots = self.cache.layers

@@ -199,9 +199,11 @@ def copy_tokenizer(name, folder):
             for other in TOKENIZER_FILES:
                 if (file.parent / other).exists():
                     replace(folder / other, (file.parent / other).read_bytes())
-            ends = generation_of(file).get('eos_token_id')
-            if ends is not None and not (file.parent / 'generation_config.json').exists():
-                write_json(folder / 'generation_config.json', dict(eos_token_id=ends))
+            asks = generation_of(file)
+            ids = {name: asks[name] for name in ('bos_token_id', 'eos_token_id', 'pad_token_id')
+                   if asks.get(name) is not None}
+            if ids and not (file.parent / 'generation_config.json').exists():
+                write_json(folder / 'generation_config.json', ids)
         replace(folder / 'tokenizer.json', file.read_bytes())
     return file is not None
 
