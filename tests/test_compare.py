@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -34,6 +35,7 @@ from nanodepth.models.hf import save_hf
 from nanodepth.report.tables import where
 from nanodepth.scoring.rows import MEASURES, Asked, Subject, measures_of
 from nanodepth.scoring.way import Way
+from nanodepth.training.plan import Config
 
 
 SMALL = ('--n_embd=16 --n_head=2 --head_dim=8 --context=96 --batch_size=2 --steps=24 '
@@ -108,6 +110,7 @@ def test_a_partner_has_the_flops_and_a_cool_down_in_proportion(tmp_path):
                      less='grown --flops=half',
                      half='config/baseline.py --n_layer=4'), tmp_path, partners=True)
     partner = 'plain with the FLOPs of grown'
+    assert partner in arms.added and 'less' not in arms.added       # which fails if it must
 
     def schedule(arms, name):
         config, _ = arms.argv(name, 0)
@@ -264,6 +267,8 @@ def test_a_folder_is_named_by_all_that_decides_what_will_stand_in_it(data, tmp_p
     for words, its in ((dict(shape='0-1-1'), {'cut', 'core'}),
                        (dict(shape='1-2-1 --seed=5'), {'cut', 'core'}),
                        (dict(line='--lr=2e-3'), children),      # the partner's FLOPs stay
+                       # what another arm may begin from
+                       (dict(line='--lr=1e-3 --keep_every=2'), children),
                        (dict(line='--lr=1e-3 --n_embd=64'), children | {'partner'})):
         assert changed(first, folders(**words)) == its, words
     for name, old, new, its in (
@@ -388,7 +393,7 @@ def test_a_diverged_arm_is_named_and_the_tables_stand(call, tmp_path, capsys):
     said = call(file, '--seeds=1')
     assert [row['compared with'] for row in table_of(said, 'loss')] == [
         '', 'no seed in common on equal data', 'b']         # (the rows of one are shorter)
-    assert 'a curve in the picture is of the data that its arm was trained with' in said
+    assert 'a curve in the picture is of the rows that its arm was validated on' in said
 
 
 def test_what_cannot_be_made_is_left_out_and_two_arms_of_equal_flops_have_one_partner(
@@ -422,7 +427,8 @@ def metric(model, loader):
 
 def test_a_metric_and_a_measure_of_ones_own_have_tables(call, tmp_path, monkeypatch, capsys):
     "A metric has any name, and a margin if it is given one; a margin of nothing is a line."
-    assert 'metric' in measures_of(Asked(measures=(), metric=print))
+    alone = Asked(measures=(), metric=print, device='cpu')
+    assert 'metric' in measures_of(alone)
     monkeypatch.setitem(MEASURES, 'deep', lambda subject: [
         (dict(half=half), dict(deep=len(unrolled(subject.model.order)) / 2)) for half in (0, 1)])
     file = write(tmp_path / 'f.py', METRIC.format(BASE))
@@ -430,6 +436,7 @@ def test_a_metric_and_a_measure_of_ones_own_have_tables(call, tmp_path, monkeypa
     [first, thin] = table_of(said, 'tokens')
     assert 'equal tokens' in thin['compared with'] and thin['so many seeds say'] == 'lower'
     assert {row['tokens'] for row in call.rows} == {24 * 2 * 96}
+    assert Subject(next((tmp_path / 'c').glob('plain-*')), alone).val       # it is given data
     assert table_of(said, 'gate')[1]['so many seeds say'] == 'no difference'
     assert [row['deep, half 1'] for row in table_of(said, 'deep, half 1')] == ['2', '2']
     with pytest.raises(SystemExit):
@@ -437,7 +444,7 @@ def test_a_metric_and_a_measure_of_ones_own_have_tables(call, tmp_path, monkeypa
     assert "did you mean 'gate'" in capsys.readouterr().err
 
 
-def test_the_picture_counts_what_an_arm_began_with(call, tmp_path, monkeypatch):
+def test_the_picture_counts_what_an_arm_began_with(call, data, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(compare, 'show', lambda path, draw, *what: drawn.extend(what))
     arms = f'arms = dict(plain={BASE!r}, on="plain --init_from={{plain}}")\n'
@@ -449,17 +456,28 @@ def test_the_picture_counts_what_an_arm_began_with(call, tmp_path, monkeypatch):
     assert 'plain with the FLOPs of on, equal training FLOPs' in said
     assert costs == ['flops']           # of what it began from, tokens are not known
     assert kinds == ['loss', 'fifth']
+    folder = next((tmp_path / 'c').glob('on-*'))
+    config = Config(**state_of(folder)['config'])
+    assert compare.is_whole(folder, replace(config, init_from='where/it/was'))      # it is moved
+    drawn.clear()
+    asked = f'arms = dict(plain={BASE!r}, short="plain --context=64")\npartners = False\n'
+    with pytest.raises(SystemExit, match='1'):
+        call(write(tmp_path / 'f.py', asked + f'data = {str(data)!r}'), '--seeds=1')
+    assert [*drawn[0]] == ['plain']     # the other one reads too little, and is in no table
 
 
-def test_the_ends_of_whole_runs_are_one_point(monkeypatch, tmp_path):
+def test_the_ends_of_whole_runs_are_one_point(monkeypatch, tmp_path, capsys):
     "A core's r is drawn, so its partners have other steps in each seed."
     drawn = []
     monkeypatch.setattr(compare, 'show', lambda path, draw, groups, *_: drawn.append(groups))
     monkeypatch.setattr(compare, 'log_of', lambda seed: [
         dict(step=step, flops=1, val_loss=1.0) for step in (0, 10, 20 + seed)])
-    arms = Arms(dict(a=BASE), tmp_path)
+    arms = Arms(dict(a=BASE, b=f'{BASE} --eval_batches=2'), tmp_path)
     compare.draw(SimpleNamespace(out=tmp_path), arms, {('a', seed): seed for seed in (0, 1)}, [])
     assert [[line['step'] for line in log] for log in drawn[0]['a']] == [[0, 10, 20]] * 2
+    assert not capsys.readouterr().out
+    compare.draw(SimpleNamespace(out=tmp_path), arms, dict.fromkeys((('a', 0), ('b', 0)), 0), [])
+    assert 'the rows that its arm was validated on' in capsys.readouterr().out
 
 
 def test_sigterm_ends_the_run_in_hand_and_another_call_takes_what_is_free(call, data, tmp_path,

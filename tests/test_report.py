@@ -16,7 +16,7 @@ from nanodepth.__main__ import main as nanodepth
 from nanodepth.models.checkpoint import load_model
 from nanodepth.report import logs as report_runs, plot, tables
 from nanodepth.report.logs import log_of
-from nanodepth.report.tables import change_in_words, p_value
+from nanodepth.report.tables import change_in_words, of_one_kind, p_value
 from nanodepth.train import train
 from nanodepth.training.picture import draw
 
@@ -165,6 +165,14 @@ def test_a_panel_has_the_curve_of_its_size_and_the_level_of_the_model_as_it_is()
     fig = plot.draw_curves(rows, 'x', 'size', ['loss'], {}, '', 'depth')
     drawn = [[line.get_ydata() for line in ax.lines] for ax in fig.axes]
     assert [[*map(list, lines)] for lines in drawn] == [[[1, 2], [7, 7]], [[2, 3], [7, 7]]]
+
+
+def test_a_metric_has_one_kind_in_all_rows():
+    "A count of a weak model lies from 0 to 1, as a share would."
+    of = lambda *kinds: [dict(measure='count', kind=kind) for kind in kinds]
+    kinds = [row['kind'] for row in of_one_kind(of('share', 'score') + [dict(measure='acc',
+                                                                            kind='share')])]
+    assert kinds == ['score', 'score', 'share']
 
 
 def test_a_number_that_a_seed_lacks_has_no_mean():

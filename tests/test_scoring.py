@@ -421,7 +421,7 @@ def test_a_sweep_of_several_measures_all_on_the_rows_of_the_first(tmp_path, tiny
         capsys.readouterr().out)
 
 
-def test_seeds_are_averaged(tmp_path, tiny, data, capsys):
+def test_seeds_are_averaged(tmp_path, tiny, data, capsys, monkeypatch):
     shapes = {'looped-0': dict(order=[0, 1, 0, 1], n_layer=2), 'small': dict(n_layer=2),
               'looped-1': dict(order=[0, 1, 0, 1], n_layer=2), 'deep': dict(n_layer=4)}
     for seed, (name, fields) in enumerate(shapes.items()):
@@ -440,6 +440,10 @@ def test_seeds_are_averaged(tmp_path, tiny, data, capsys):
             tmp_path.joinpath, shapes), '--batches=2')}
         assert {'looped-0', 'looped-1'} < alone
         assert 'looped-0, looped-1: not averaged as seeds of looped' in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluate, 'files_of', lambda path: [])
+        assert 'was saved after this command had begun' in refused(
+            capsys, 'evaluate', tmp_path / 'looped-1', f'--out={tmp_path}/g.csv')
     torch.save(state | dict(data=dict(val=['as it was'])), path)
     assert 'has changed since' in refused(capsys, 'evaluate', tmp_path / 'looped-1',
                                           f'--out={tmp_path}/g.csv')

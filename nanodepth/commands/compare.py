@@ -39,7 +39,7 @@ from nanodepth.report.contrasts import is_same
 from nanodepth.report.logs import kinds_of, log_of
 from nanodepth.report.plot import draw_runs, show
 from nanodepth.report.printed import print_differences
-from nanodepth.report.tables import write_csv
+from nanodepth.report.tables import of_one_kind, write_csv
 from nanodepth.scoring.rows import Asked, Subject, files_of, measures_of, stamps
 from nanodepth.scoring.way import Way, Ways, read_ways
 from nanodepth.training.checkpoint import as_written, load
@@ -152,6 +152,7 @@ class Arms(dict):
     def __init__(self, lines, out, more=(), partners=False, against=(), seed=0):
         self.out, self.more = out, [*more]
         self.run_of = {}        # {the words of a partner: the first arm that had them}
+        self.added = set()      # the partners that nobody has written
         arms = {name: read_arm(name, lines) for name in lines}
         try:
             order = [*graphlib.TopologicalSorter({
@@ -219,7 +220,7 @@ class Arms(dict):
         flops = self[name].flops
         if flops and not self.waits(name):
             config, flops = self.argv(name, seed)[0], None
-        left_out = FREE - {'data'}
+        left_out = FREE - {'data', 'keep_every', 'keep_stages'}     # what another one may need
         if not self[name].is_cut or '--seed={seed}' in self[name].words:
             left_out |= {'seed'}        # all seeds of an arm have equal letters
         settings = vars(config) if self[name].is_cut else as_written(config)
@@ -283,6 +284,7 @@ class Arms(dict):
                    if not self.waits(other)):
                 return
         partner = f'{self.first} with the FLOPs of {name}'
+        self.added.add(partner)
         self[partner] = replace(self[self.first], flops=name, begins=begins, partner_of=self.first)
         try:
             if not begins:
@@ -338,7 +340,8 @@ def make(arms, name, seed, made, folder):
             with contextlib.redirect_stdout(io.StringIO()):
                 cut.main([*words, f'--out={folder}'])
     except Refused as why:
-        raise (NoPartner if of else Left)(str(why).removeprefix(f'{name}: ')) from None
+        kind = NoPartner if name in arms.added else Left
+        raise kind(str(why).removeprefix(f'{name}: ')) from None
     if of and (first := arms.run_of.setdefault(tuple(words), name)) != name:
         raise NoPartner(f'it is {first} once more')
     if not arms[name].is_cut and not is_whole(folder, config):
@@ -354,6 +357,8 @@ def is_whole(folder, config):
     if not checkpoint_file(folder).exists():
         return False
     model, saved = load(folder, {type(span) for span in spans_in(config.order or ())})
+    if config.init_from:        # the letters have it, wherever these folders are now
+        config = replace(config, init_from=saved['config']['init_from'])
     config = resolved(config, model, saved)
     refuse_another_run(replace(config, out_dir=str(folder)), as_written(config), saved, [])
     return saved['step'] == config.steps
@@ -427,9 +432,9 @@ def draw(options, arms, folders, rows):
         groups.setdefault(name, []).append(log)
         log[-1]['step'] = groups[name][0][-1]['step']       # r is drawn, and so are some ends
         config, _ = arms.config(name, seed)
-        data.add((seed, str(config.data), config.context))
+        data.add((seed, str(config.data), config.context, config.batch_size, config.eval_batches))
     if len(data) > len({seed for seed, *_ in data}):
-        print('a curve in the picture is of the data that its arm was trained with, which differ')
+        print('a curve in the picture is of the rows that its arm was validated on, which differ')
     costs = [cost for cost, column in (('flops', 'training_flops'), ('tokens', 'tokens'))
              if not any(math.isnan(row[column]) for row in rows)] or ['step']
     kinds = ['loss', *[kind for kind in kinds_of(groups) if kind != 'text'][-1:]]
@@ -451,7 +456,7 @@ def main(argv=None):
     jobs = [(name, seed) for seed in seeds for name in arms]
     folders = {job: arms.folder(*job) for job in jobs}      # by what the files say now
     ways = {name: ways_of(options, name) for name in arms}
-    rows, made, left, first, has_failed = [], {}, [], None, False
+    rows, made, asked, left, first, has_failed = [], {}, {}, [], None, False
     for name, seed in tqdm(jobs, 'runs', unit='run'):
         try:
             folder = made[name, seed] = make(arms, name, seed, made, folders[name, seed])
@@ -464,6 +469,7 @@ def main(argv=None):
             has_failed |= not isinstance(why, NoPartner)
             continue
         first = first or subject
+        asked[name, seed] = folder
         rows += its_rows
     if all(math.isnan(row['training_flops']) for row in rows):
         for row in rows:        # all begin from published models: what counts is training since
@@ -478,11 +484,10 @@ def main(argv=None):
         shown = [each for name in of_name for each in of_name[name]]
         for name in (*options.margins, *(name for name in of_name if not of_name[name])):
             check_choice('the measure', name, measures)
-        write_csv(rows, options.out / 'rows.csv')
+        write_csv(of_one_kind(rows), options.out / 'rows.csv')
         print_differences(rows, bases(options, arms), shown or usual or measures[:1],
                           options.margins)
-        draw(options, arms, {job: folder for job, folder in made.items()
-                             if not arms[job[0]].is_cut}, rows)
+        draw(options, arms, asked, rows)
     print(*left, sep='\n', end='\n' * bool(left))
     if has_failed:
         raise SystemExit(1)

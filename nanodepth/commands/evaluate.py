@@ -16,9 +16,9 @@ from nanodepth.common.options import read
 from nanodepth.models.checkpoint import named_models
 from nanodepth.report.plot import PICTURES, draw_curves, show
 from nanodepth.report.printed import print_differences, print_tables
-from nanodepth.report.tables import MADE, UNITS, groups_of, named_after, write_csv
+from nanodepth.report.tables import MADE, UNITS, groups_of, named_after, of_one_kind, write_csv
 from nanodepth.retrofit import core_of
-from nanodepth.scoring.rows import Asked, Subject, notes_beside
+from nanodepth.scoring.rows import Asked, Subject, files_of, notes_beside
 from nanodepth.scoring.scores import parse_tasks
 from nanodepth.scoring.way import Way, Ways, as_typed, read_ways
 
@@ -81,6 +81,7 @@ def main(argv=None):
     if options.x == 'shots' and not parse_tasks(options.tasks)[0]:
         raise Refused('--x=shots draws what is asked with examples: give --tasks=toy_assign/3')
     paths = named_models(options.models)
+    files = {path: files_of(path) for path in paths.values()}       # a run may go on and save
     groups = groups_of(paths, MADE)
     ending = 'png' if options.x else 'csv'
     out = options.out or Path('out/evals') / f'{named_after(options, "x")}.{ending}'
@@ -90,6 +91,8 @@ def main(argv=None):
     rows, first = [], None
     for name, path in tqdm(paths.items(), 'models', unit='model', leave=False):
         subject = Subject(path, options, like=first)
+        if subject.files != files[path]:
+            raise Refused(f'{path} was saved after this command had begun: start it again')
         first = first or subject
         # beside a recurrent model, an ordinary one is a row to compare with
         recurs = core_of(subject.model)
@@ -102,7 +105,7 @@ def main(argv=None):
     if options.r and not any('--r=' in row['way'] for row in rows):
         raise Refused(f'--r={options.r} is for models with a recurrent core, and none of these has '
                       'one')
-    print_tables(rows)
+    print_tables(of_one_kind(rows))
     if options.against:
         print()
         print_differences(rows, {group: options.against for group in groups.values()

@@ -128,10 +128,10 @@ def means_of(scores, names):
     for name in names:
         of_list = []
         for task, _, metric in LISTS.get(name, ()):
-            shares = {key.removeprefix(f'{task} '): score for key, score in scores.items()
-                      if key.startswith(f'{task} ') and score.kind == 'share'}
-            of_list.append(shares.get(metric or next(iter(shares), None)))
-        if of_list and None not in of_list:
+            of_task = {key.removeprefix(f'{task} '): score for key, score in scores.items()
+                       if key.startswith(f'{task} ') and score.kind != 'less'}
+            of_list.append(of_task.get(metric or next(iter(of_task), None)))
+        if of_list and all(score and score.kind == 'share' for score in of_list):
             errors = [math.nan if score.error is None else score.error for score in of_list]
             means[f'mean of {name}'] = Score('share', mean([score.mean for score in of_list]),
                                              math.hypot(*errors) / len(errors), [])

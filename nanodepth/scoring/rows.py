@@ -29,7 +29,7 @@ from nanodepth.looping.orders import order_of
 from nanodepth.model import unrolled
 from nanodepth.models.checkpoint import BROUGHT_BY, cost_of, open_any, pick_device
 from nanodepth.models.hf import answer_of
-from nanodepth.report.tables import Score, beside
+from nanodepth.report.tables import Score, beside, of_one_kind
 from nanodepth.retrofit import Core, core_of
 from nanodepth.scoring.lm_eval_scores import EVALS, Harness, check_tasks
 from nanodepth.scoring.scores import (compared, data_scores, half, is_there, open_data,
@@ -158,7 +158,7 @@ class Subject:
         "The validation data, or None."
         asked, config = self.asked, self.state.get('config') or {}
         data = asked.data or config.get('data')
-        if not {*asked.measures} - OF_TASKS:
+        if not {*asked.measures} - OF_TASKS and not asked.metric:
             return None
         if not asked.data and (self.harness or self.questions) and not is_there(data):
             if data:
@@ -251,7 +251,7 @@ class Subject:
                     chance=score.chance, change=change.mean, change_error=change.error, p=change.p,
                     changes=change.changes,
                     data='' if name in OF_TASKS else data) | of_model)
-        return rows
+        return of_one_kind(rows)
 
     def mark(self):
         """What a note counts for: these files of a checkpoint, all that is asked, and the code that
