@@ -100,7 +100,7 @@ def exchanged(model, order):
         if numbers != own:
             with without_dropout(model):
                 want = run_by_hand(layers, calls, numbers)
-            stack.enter_context(counted(model, layers, numbers, want))
+            stack.enter_context(config_of_order(model, layers, numbers, want))
         places = places_of(layers, numbers)
         if numbers != own:
             from transformers import DynamicCache
@@ -129,7 +129,7 @@ def exchanged(model, order):
 
 
 @contextlib.contextmanager
-def counted(model, layers, numbers, want):
+def config_of_order(model, layers, numbers, want):
     """Inside a `with`, the model's config counts the layers of an order. want: the stream behind
     these layers, run by hand."""
     config = model.config.get_text_config()
@@ -139,7 +139,7 @@ def counted(model, layers, numbers, want):
     try:
         with refusing(Exception, why=lambda error: f'{by_place(model)} ({error})'):
             for each, name, value in uses:
-                setattr(each, name, counting(value, numbers))
+                setattr(each, name, view_of(value, numbers))
             refuse_another_stream(model, layers, numbers, want)
         yield
     finally:
@@ -148,9 +148,10 @@ def counted(model, layers, numbers, want):
                 setattr(each, name, value)
 
 
-def counting(config, numbers):
-    """A view of a config (of which others may have been made), that counts the layers of an order.
-    What is set on it is set on the config, and what is saved is the config."""
+def view_of(config, numbers):
+    """A config that counts the layers of an order, and shares all else with the model's own: what
+    is set on one is set on both, and what is saved of either is the model's own. (Other models may
+    have been made with that one.)"""
     kind = type(config)
 
     def fixed(name, value):
@@ -158,12 +159,13 @@ def counting(config, numbers):
             view.__class__ = kind
             setattr(view, name, new)
         return property(lambda view: value, change)
-    known = lambda name: getattr(config, name, None)
-    own = {name: [known(name)[i] for i in numbers] for name in EACH_LAYER if known(name)}
-    own['num_hidden_layers'] = len(numbers)
-    names = {name: config.attribute_map.get(name, name) for name in own}
-    view = object.__new__(type(kind.__name__, (kind,), {
-        names[name]: fixed(name, value) for name, value in own.items()}))
+    values = dict(num_hidden_layers=len(numbers))
+    for name in EACH_LAYER:
+        if of_layers := getattr(config, name, None):
+            values[name] = [of_layers[i] for i in numbers]
+    fields = {config.attribute_map.get(name, name): fixed(name, value)
+              for name, value in values.items()}
+    view = object.__new__(type(kind.__name__, (kind,), fields))
     object.__setattr__(view, '__dict__', vars(config))
     return view
 
