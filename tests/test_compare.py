@@ -472,11 +472,15 @@ def test_the_ends_of_whole_runs_are_one_point(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(compare, 'show', lambda path, draw, groups, *_: drawn.append(groups))
     monkeypatch.setattr(compare, 'log_of', lambda seed: [
         dict(step=step, flops=1, val_loss=1.0) for step in (0, 10, 20 + seed)])
-    arms = Arms(dict(a=BASE, b=f'{BASE} --eval_batches=2'), tmp_path)
+    run = dict(data='d', context=9, batch_size=2, eval_batches=1)
+    monkeypatch.setattr(compare, 'read_run', lambda _: dict(config=run))
+    arms = Arms(dict(a=BASE), tmp_path)
     compare.draw(SimpleNamespace(out=tmp_path), arms, {('a', seed): seed for seed in (0, 1)}, [])
     assert [[line['step'] for line in log] for log in drawn[0]['a']] == [[0, 10, 20]] * 2
     assert not capsys.readouterr().out
-    compare.draw(SimpleNamespace(out=tmp_path), arms, dict.fromkeys((('a', 0), ('b', 0)), 0), [])
+    runs = iter([run, run | dict(eval_batches=2)])      # the setting was edited meanwhile
+    monkeypatch.setattr(compare, 'read_run', lambda _: dict(config=next(runs)))
+    compare.draw(SimpleNamespace(out=tmp_path), arms, {('a', seed): seed for seed in (0, 1)}, [])
     assert 'the rows that its arm was validated on' in capsys.readouterr().out
 
 

@@ -393,6 +393,9 @@ def test_an_export_that_is_another_model_is_none(tiny, tmp_path, capsys, monkeyp
     ends.head.weight.data[[likeliest, 256]] = ends.head.weight.data[[256, likeliest]]
     nanodepth('export', [save_run(tmp_path / 'ends', ends), str(tmp_path / 'ended'),
                          '--dtype=bfloat16'])
+    asks = tmp_path / 'core-good/generation_config.json'        # of its own generate, not of ours
+    asks.write_text(json.dumps(dict(repetition_penalty=9.0)))
+    export.compare_text(load_model(core), asks.parent)
     generate = transformers.GenerationMixin.generate
     monkeypatch.setattr(transformers.GenerationMixin, 'generate',
                         lambda self, *args, **how: generate(self, *args, **how).flip(1))

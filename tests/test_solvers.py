@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from nanodepth import wrapper
+from nanodepth.common.errors import Refused
 from nanodepth.looping.solvers import SOLVERS, pick_solver
+from nanodepth.scoring.way import Way
 
 ONE = torch.tensor([[[1.0]]], dtype=torch.float64)
 F = lambda x: -0.5 * x                          # g(x) = x / 2 then: by hand, every step below
@@ -215,3 +217,13 @@ def test_one_table_whose_euler_is_wrapper_pys_and_more():
 def test_options_in_a_text():
     picked, evaluations = pick_solver('heavy_ball(alpha=0.4, beta=0.1)', 3)
     assert picked.keywords == dict(alpha=0.4, beta=0.1, K=3) and evaluations == 3
+
+
+def test_a_way_does_not_take_a_solver_of_a_config(monkeypatch):
+    "A comparison reads several, and the way would be of whichever was read last."
+    def mine(g, x, K):
+        return g(x)
+    mine.__module__ = 'config'
+    monkeypatch.setitem(SOLVERS, 'mine', mine)
+    with pytest.raises(Refused, match='--classes=FILE.py'):
+        Way(window='0-1', solver='mine')

@@ -238,6 +238,14 @@ def test_another_model_of_the_same_config_stays_as_it_is():
         with in_order(model, order):
             assert torch.equal(other(t).logits, plain)
         assert model.config is other.config is model.model.layers[0].self_attn.config
+    plain = model(t).logits
+    with in_order(model, [0, 1]):
+        want = model(t).logits
+    with in_order(model, [0, 1, 4, 5]):
+        model.config.num_hidden_layers = 2          # as assisted generation does, and back
+        assert torch.equal(model(t).logits, want)
+        model.config.num_hidden_layers = 4
+    assert model.config.num_hidden_layers == 6 and torch.equal(model(t).logits, plain)
 
 
 def test_a_cache_of_another_order_is_refused():

@@ -31,8 +31,9 @@ import nanodepth
 from nanodepth.commands import cut
 from nanodepth.commands.train import planned
 from nanodepth.common.errors import Refused, check_choice, nearest, refusing, say
-from nanodepth.common.files import checkpoint_file, hash_of
+from nanodepth.common.files import checkpoint_file, hash_of, read_run
 from nanodepth.common.options import config_file, read
+from nanodepth.looping import solvers
 from nanodepth.model import require, spans_in
 from nanodepth.models import checkpoint
 from nanodepth.report.contrasts import is_same
@@ -116,7 +117,7 @@ class Arm:
 
 def split(line):
     "The words of a line; a setting that is looked at here is one word."
-    line = re.sub(r'--(flops|seed|decay_steps|warmup_steps)\s+', r'--\1=', line)
+    line = re.sub(r'--(flops|seed|out_dir|decay_steps|warmup_steps)\s+', r'--\1=', line)
     with refusing(ValueError, why=lambda error: f'{line}: {error}'):
         return shlex.split(line)
 
@@ -191,8 +192,9 @@ class Arms(dict):
         # a line's own settings have the last say
         configs = [word for word in words if word[0] != '-' and word.endswith('.py')]
         own = [word for word in words if word not in configs]
-        if any(word.partition('=')[0] == '--seed' for word in (*self.more, *own)):
-            raise Refused(f'{name}: which seeds are trained is --seeds, and no setting of a line')
+        if any(word.partition('=')[0] in ('--seed', '--out_dir') for word in (*self.more, *own)):
+            raise Refused(f'{name}: which seeds are trained is --seeds, and where is --out, so no '
+                          'line sets them')
         words = [*configs, *self.more, *own, f'--seed={seed}']
         return read(Config, words, files=files), words
 
@@ -205,10 +207,11 @@ class Arms(dict):
 
     def named(self, name, seed, known):
         """Named by all settings, with the sources of functions among them, and by the texts of the
-        book, of the configs and of what they import. What it begins from counts, too: {name} in a
-        line is such a folder, and of any other parent the files are read. Of an arm with another
-        one's FLOPs the steps count, and not the other one, as soon as they are known."""
-        files = {*map(nanodepth.file_of, nanodepth.BOOK)}
+        book, of all solvers, of the configs and of what they import. What it begins from counts,
+        too: {name} in a line is such a folder, and of any other parent the files are read. Of an
+        arm with another one's FLOPs the steps count, and not the other one, as soon as they are
+        known."""
+        files = {*map(nanodepth.file_of, nanodepth.BOOK), Path(solvers.__file__)}
         config, _ = self.config(name, seed, files, known)
         made = [self.folder(other, seed, known) for other in self[name].begins]
         if not self[name].is_cut:
@@ -426,14 +429,15 @@ def bases(options, arms):
 def draw(options, arms, folders, rows):
     """Loss and answers against what is known of training FLOPs and tokens. A partner is dashed, in
     the colour of the arm that it is like."""
-    groups, data = {}, set()
+    groups, data, rows_of = {}, set(), set()
     for (name, seed), folder in folders.items():
         log = log_of(folder)
         groups.setdefault(name, []).append(log)
         log[-1]['step'] = groups[name][0][-1]['step']       # r is drawn, and so are some ends
-        config, _ = arms.config(name, seed)
-        data.add((seed, str(config.data), config.context, config.batch_size, config.eval_batches))
-    if len(data) > len({seed for seed, *_ in data}):
+        config = read_run(folder)['config']
+        data.add((seed, str(config['data'])))
+        rows_of.add((config['context'], config['batch_size'], config['eval_batches']))
+    if len(rows_of) > 1 or len(data) > len({seed for seed, _ in data}):
         print('a curve in the picture is of the rows that its arm was validated on, which differ')
     costs = [cost for cost, column in (('flops', 'training_flops'), ('tokens', 'tokens'))
              if not any(math.isnan(row[column]) for row in rows)] or ['step']

@@ -89,9 +89,9 @@ def compare(before, again, target, dtype=None):
 def compare_text(model, folder):
     """A recurrent folder brings code of its own, and what transformers hands to it differs between
     versions: a few of its likeliest tokens must be ours."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, GenerationConfig
     theirs = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype='float32')
-    theirs.generation_config.eos_token_id = None        # our generate knows no end
+    theirs.generation_config = GenerationConfig()       # our generate knows no end and no penalty
     tokens = torch.randint(model.config.vocab_size, (1, 4),
                            generator=torch.Generator().manual_seed(0))
     some = min(8, model.config.context - 4)

@@ -70,7 +70,7 @@ def pick_window(window, depth):
     if not (isinstance(window, (tuple, list)) and len(window) == 2
             and all(isinstance(i, int) for i in window) and 0 <= window[0] <= window[1] < depth):
         raise Refused(f"window={given!r}: give (first, last) or 'first-last' within 0 to "
-                      f"{depth - 1}, 'mid4' for the middle four, or a fraction of the depth")
+                      f"{depth - 1}, 'mid{min(4, depth)}' (the middle), or a fraction of the depth")
     return tuple(window)
 
 

@@ -138,8 +138,9 @@ def config_of_order(model, layers, numbers, want):
             if type(value) is type(config) and vars(value) == vars(config)]
     try:
         with refusing(Exception, why=lambda error: f'{by_place(model)} ({error})'):
+            views = {id(value): view_of(value, numbers) for *_, value in uses}
             for each, name, value in uses:
-                setattr(each, name, view_of(value, numbers))
+                setattr(each, name, views[id(value)])
             refuse_another_stream(model, layers, numbers, want)
         yield
     finally:
@@ -153,18 +154,20 @@ def view_of(config, numbers):
     is set on one is set on both, and what is saved of either is the model's own. (Other models may
     have been made with that one.)"""
     kind = type(config)
-
-    def fixed(name, value):
-        def change(view, new):          # it counts no more
-            view.__class__ = kind
-            setattr(view, name, new)
-        return property(lambda view: value, change)
     values = dict(num_hidden_layers=len(numbers))
     for name in EACH_LAYER:
         if of_layers := getattr(config, name, None):
             values[name] = [of_layers[i] for i in numbers]
-    fields = {config.attribute_map.get(name, name): fixed(name, value)
-              for name, value in values.items()}
+
+    def own(name):
+        def change(view, value):
+            if vars(view) is vars(config):
+                values[name] = value
+            else:               # a copy, which counts for itself from now on
+                view.__class__ = kind
+                setattr(view, name, value)
+        return property(lambda view: values[name], change)
+    fields = {config.attribute_map.get(name, name): own(name) for name in values}
     view = object.__new__(type(kind.__name__, (kind,), fields))
     object.__setattr__(view, '__dict__', vars(config))
     return view
@@ -194,7 +197,7 @@ def refuse_cache(numbers, kinds, cache):
     """A KV cache keeps the order that fills it: in another, its keys are of others. Nor can one be
     filled that was made for other layers."""
     if vars(cache).setdefault('order', None) != numbers and (
-            cache.get_seq_length() or kinds_in(cache) not in ([], kinds)):
+            cache.get_seq_length() or kinds_in(cache) != kinds[:len(cache.layers)]):
         raise Refused('this cache was filled in another order, or made for one: begin a new one, '
                       'or change the order of the model that generates')
     cache.order = numbers

@@ -51,8 +51,8 @@ def print_tables(rows):
     if len(heads) > len(table) + 2:
         table = list(zip(*table))
     print(columns(table))
-    if any(row['error'] is not None for row in rows):
-        ways = len({row['way'] for row in rows}) > 1
+    ways = len({row['way'] for row in rows}) > 1
+    if ways or any(row['error'] is not None or row['seeds'] > 1 for row in rows):
         print('in (): one standard error' + '; in []: the change from the model as it is' * ways)
     for data in dict.fromkeys(row['data'] for row in rows if row['measure'] == 'loss'):
         print(f'the loss is measured on {data}')
@@ -80,7 +80,8 @@ def print_differences(rows, bases, measures=(), margins={}):
             others = {other: where(here, group=other, way=PLAIN) for other in bases.get(group, ())}
             pairs = beside(its, others)
             if way != PLAIN:
-                pairs = [(PLAIN, where(here, group=group, way=PLAIN))]
+                plain = where(here, group=group, way=PLAIN)
+                pairs = [(PLAIN, plain)] * bool(plain)
             share = costs[group] / (costs.get(base) or math.nan)
             first = [group, way, '' if math.isnan(share) else f'{share:.0%}', f'{len(its)}',
                      spelled([row['mean'] for row in its], its[0]['kind'])]

@@ -82,7 +82,10 @@ class Way:
         self.r = r
         self.dials = dials
         if dials:               # what cannot be is refused before a model is opened
-            Window([], **{name: value for name, value in dials.items() if name != 'window'})
+            window = Window([], **{name: dials[name] for name in dials if name != 'window'})
+            if window.solver.__module__ == 'config':        # of whichever was read last
+                raise Refused(f'the solver {window.solver.__name__} stands in a config: put it '
+                              'into a file that both name, the way by --classes=FILE.py')
 
     def order(self, model):
         "What a model runs in this way."
