@@ -261,6 +261,9 @@ def test_a_cache_of_another_order_is_refused():
             model(t[:, 7:], past_key_values=past)
         past = model(t[:, :7]).past_key_values
         assert torch.allclose(model(t[:, 7:], past_key_values=past).logits, want, atol=1e-5)
+    empty = transformers.DynamicCache(config=model.config)
+    with in_order(model, [0, 1, 2, 3, 2, 3, 4, 5]), pytest.raises(Refused, match='made for one'):
+        model(t, past_key_values=empty)
     model = family('gemma3_text')
     with in_order(model.model, [1, 3, 5]):      # whose head makes caches by a config of its own
         with pytest.raises(Refused, match='made for one'):

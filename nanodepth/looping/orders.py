@@ -103,9 +103,8 @@ def exchanged(model, order):
             stack.enter_context(config_of_order(model, layers, numbers, want))
         places = places_of(layers, numbers)
         if numbers != own:
-            from transformers import DynamicCache
-            kinds = kinds_in(DynamicCache(config=model.config.get_text_config()))
-            vars(places[0]).update(refuse_cache=functools.partial(refuse_cache, numbers, kinds))
+            config = model.config.get_text_config()
+            vars(places[0]).update(refuse_cache=functools.partial(refuse_cache, numbers, config))
         for first, window in windows:
             within = places[first:first + len(window.items)]
             routers = pinned_routers(within, window.pin, unasked=window.by_layer)
@@ -193,11 +192,12 @@ def check_order(model, layers, numbers):
                       'layer in another place would overwrite')
 
 
-def refuse_cache(numbers, kinds, cache):
+def refuse_cache(numbers, config, cache):
     """A KV cache keeps the order that fills it: in another, its keys are of others. Nor can one be
     filled that was made for other layers."""
-    if vars(cache).setdefault('order', None) != numbers and (
-            cache.get_seq_length() or kinds_in(cache) != kinds[:len(cache.layers)]):
+    from transformers import DynamicCache
+    if vars(cache).get('order') != numbers and (cache.get_seq_length() or kinds_in(cache) not in (
+            [], kinds_in(DynamicCache(config=config)))):
         raise Refused('this cache was filled in another order, or made for one: begin a new one, '
                       'or change the order of the model that generates')
     cache.order = numbers
