@@ -72,6 +72,11 @@ def test_logits_are_those_of_transformers_and_out_again_every_bit_is_kept(tmp_pa
     if seed % 3 == 0:
         fields['rope_parameters'] = ROPE
     reference = theirs(tmp_path / 'x', name, seed=seed, **fields)
+    if seed % 3 == 0:       # it stands in the rope's settings and beside them, which counts
+        path = tmp_path / 'x/config.json'
+        path.write_text(json.dumps(json.loads(path.read_text())
+                                   | dict(original_max_position_embeddings=20)))
+        reference = automodel(tmp_path / 'x')
     tokens = torch.randint(fields['vocab_size'], (2, 64))
     model = load_hf(tmp_path / 'x')
     assert model.config.qkv_bias == (name == 'qwen2')
@@ -359,8 +364,12 @@ def test_transformers_opens_ours_by_the_code_in_the_folder(tiny, tmp_path, name)
         own = {depth: own[depth if depth < 7 else depth + 4] for depth in range(8)}
         assert torch.allclose(theirs(tokens[:, 9:10], past_key_values=cache, num_steps=3).logits,
                               model(tokens[:, 9:10], cache=own), atol=1e-5)
-        with pytest.raises(TypeError, match='kv_store'):
-            theirs(tokens, kv_store=cache)
+        for asked in (dict(kv_store=cache), dict(return_dict=False)):
+            with pytest.raises(TypeError, match=[*asked][0]):
+                theirs(tokens, **asked)
+        if how['inject'] != 'add':      # which needs no adapter, and no rounding
+            with torch.autocast('cpu', torch.bfloat16):
+                assert torch.equal(theirs(tokens).logits, model(tokens))
         with pytest.raises(AssertionError, match='num_steps=0: the core runs at least once'):
             theirs(tokens, num_steps=0)
         # padded on the left: the row that is not padded, and the padded one by itself
@@ -373,8 +382,11 @@ def test_transformers_opens_ours_by_the_code_in_the_folder(tiny, tmp_path, name)
         loss = theirs(tokens, labels=tokens).loss
         assert torch.allclose(theirs(tokens, labels=tokens, num_items_in_batch=7).loss * 7,
                               loss * 138)       # as their Trainer asks
+        n = model.config.vocab_size
+        theirs.resize_token_embeddings(n + 3)
         theirs.save_pretrained(tmp_path / 'theirs')         # with other names of its settings
-        assert torch.allclose(load_model(tmp_path / 'theirs')(tokens), model(tokens), atol=1e-5)
+        assert torch.allclose(load_model(tmp_path / 'theirs')(tokens)[..., :n], model(tokens),
+                              atol=1e-5)
     core_of(model).fresh = True          # a first state that is drawn comes back as one
     save_raven(model, tmp_path / 'fresh')
     assert core_of(load_model(tmp_path / 'fresh')).fresh and not core_of(again).fresh

@@ -242,6 +242,7 @@ def kept(folder, parent):
 def test_the_command(tiny, data, tmp_path, capsys):
     base, parent = tmp_path / 'base', tiny(vocab_size=257, n_layer=6, context=16)
     save_run(base, parent, data, flops=7)
+    (base / 'LICENSE').write_text('Do as you like.')
     for name, more, layers in (
             ('late', [], [0, 1, 3, 4, 5]), ('lists', ['--layers=0,1/2,3/5'], [0, 1, 2, 3, 5]),
             ('dense', ['--dense', '--layers=0,2/1,3/5', '--untie_head'], [0, 2, 1, 3, 5])):
@@ -249,6 +250,7 @@ def test_the_command(tiny, data, tmp_path, capsys):
         assert kept(tmp_path / name, parent) == layers, name
         assert state_of(tmp_path / name)['inherited_flops'] == 7
         assert get_tokenizer(tmp_path / name).n_vocab == 257
+        assert (tmp_path / name / 'LICENSE').exists()
     dense, tokens = load_model(tmp_path / 'dense'), torch.arange(9)[None]
     assert torch.equal(dense(tokens), parent(tokens, order=[0, 2, 1, 3, 5]))
     assert not dense.config.tie_embeddings and dense.head.weight is not dense.embed.weight

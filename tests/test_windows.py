@@ -273,6 +273,12 @@ def test_a_cache_of_another_order_is_refused():
         assert torch.equal(model.generate(t, max_new_tokens=4), want)
 
 
+def test_a_cache_that_counts_its_own_layers():
+    model = family('minimax', layer_types=['linear_attention', 'full_attention'] * 3)
+    with looped(model, (1, 1), 'rk', K=3):
+        assert torch.equal(model(tokens()).logits, model(tokens(), use_cache=False).logits)
+
+
 @both
 def test_first_token_by_token_against_a_slow_form(six, looped):
     """Evaluation k of token t: the others carry their evaluation-1 streams, t alone its own. One
@@ -832,6 +838,7 @@ IMPOSSIBLE = [
     (lambda: in_its_own_way(range(6)), [0, 1, 2, 2, 3, 4, 5], 'in a way of its own'),
     (its_own_list, {}, 'no list of layers'),
     (lambda: family('llama'), [0, Core([1, 2])], 'is for models of ours'),
+    (lambda: family('recurrent_gemma', lru_width=32), [0, 1, 1, 2, 3, 4, 5], 'a state in itself'),
     (lambda: hooked(family('gemma4_unified_text', **GEMMA4)), [0, 1, 2, 1, 2, 3, 4, 5],
      'depends on its place')]
 

@@ -14,6 +14,7 @@ import torch.nn as nn
 from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.files import new_folder
 from nanodepth.common.options import read
+from nanodepth.common.whose import copy_licence
 from nanodepth.grow import untie
 from nanodepth.model import spans_in, unrolled
 from nanodepth.models.checkpoint import Brought, cost_of, data_of, open_path, spent_on
@@ -165,3 +166,4 @@ def main(argv=None):
     target = options.out or Path('out') / f'{Path(options.run).absolute().name}_{made}'
     with new_folder(target) as folder:
         (cut_ties if options.untie else operate)(options, target, folder)
+        copy_licence(options.run, folder)

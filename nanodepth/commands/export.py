@@ -12,9 +12,9 @@ from typing import Literal
 import torch
 
 from nanodepth.common.errors import Refused
-from nanodepth.common.files import new_folder, replace
+from nanodepth.common.files import new_folder
 from nanodepth.common.options import read
-from nanodepth.common.whose import LICENCES, is_ours, local_folder
+from nanodepth.common.whose import copy_licence, is_ours
 from nanodepth.looping.orders import depth_of
 from nanodepth.model import unrolled
 from nanodepth.models.checkpoint import load_model
@@ -116,14 +116,6 @@ def describe(options, model):
           f'context {c.context}, {str(model.norm.weight.dtype)[6:]}')
     if options.fresh and not core_of(model):
         raise Refused(f'--fresh is for a recurrent core, and {options.run} has none')
-
-
-def copy_licence(run, target):
-    "A licence that lies beside some weights goes with them."
-    folder = Path(run).parent if Path(run).is_file() else local_folder(run)
-    for name in LICENCES:
-        if (folder / name).is_file():
-            replace(Path(target) / name, (folder / name).read_bytes())
 
 
 def export(options, model, folder):

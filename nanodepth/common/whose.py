@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from nanodepth.common.errors import refusing
+from nanodepth.common.files import replace
 
 LICENCES = [name + ending for name in ('LICENSE', 'LICENCE', 'NOTICE')
             for ending in ('', '.txt', '.md')]
@@ -47,3 +48,11 @@ def from_hub(name):
 def local_folder(name):
     "The folder of a checkpoint: as it is named, or fetched from the hub."
     return Path(name) if Path(name).is_dir() else from_hub(name)
+
+
+def copy_licence(source, target):
+    "A licence that lies beside some weights goes with them."
+    folder = Path(source).parent if Path(source).is_file() else local_folder(source)
+    for name in LICENCES:
+        if (folder / name).is_file():
+            replace(target / name, (folder / name).read_bytes())

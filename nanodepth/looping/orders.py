@@ -190,6 +190,10 @@ def check_order(model, layers, numbers):
     if getattr(model.config.get_text_config(), 'num_kv_shared_layers', None):
         raise Refused(f'{type(model).__name__} shares keys and values between layers, which a '
                       'layer in another place would overwrite')
+    for i in {i for i in numbers if numbers.count(i) > 1}:
+        if any(hasattr(each, 'recurrent_states') for each in layers[i].modules()):
+            raise Refused(f'layer {i} of {type(model).__name__} keeps a state in itself, and in no '
+                          'cache, so it cannot run twice')
 
 
 def refuse_cache(numbers, config, cache):

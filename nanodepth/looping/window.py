@@ -70,7 +70,8 @@ class Loop(threading.local):
         if self.cache is not None:
             slots = self.cache.layers
             kind = getattr(self.cache, 'layer_class_to_replicate', None)
-            while len(slots) < self.depth and kind:     # a DynamicCache may make them when needed
+            last = self.depth if self.span.keeps == 'exact' else self.b + 1
+            while len(slots) < last and kind:       # a DynamicCache may make them when needed
                 slots.append(kind())
 
     def run(self, x, order, depth, cache=None, tap=None):

@@ -162,7 +162,7 @@ def load_hf(path, others=False):
                       'and sweep take any decoder of transformers, and nanodepth.looped what '
                       'load_model(path, others=True) opens')
     theirs = open_theirs(path, config)
-    tensors = theirs.state_dict()
+    tensors, config = theirs.state_dict(), theirs.config        # which settles what it leaves open
     # a config may say that the head is tied, beside a head of its own
     head, embedding = (tensors[OUTSIDE[name]] for name in ('head.weight', 'embed.weight'))
     config.tie_word_embeddings = head is embedding or torch.equal(head, embedding)

@@ -49,10 +49,10 @@ def names_of(model):
 
 # what a config.json of theirs leaves out stands for these
 DEFAULTS = dict(
-    num_key_value_heads=None, head_dim=None, vocab_size=None, padded_vocab_size=None,
-    block_size=None, max_position_embeddings=None, rope_base=50_000.0, rope_theta=None,
-    rope_scaling=None, rope_parameters=None, mean_backprop_depth=8, test_time_noise=0.0,
-    init_values={}, qk_norm=False, qkv_bias=False, first_state=None)    # the last three are ours
+    num_key_value_heads=None, head_dim=None, block_size=None, max_position_embeddings=None,
+    rope_base=50_000.0, rope_theta=None, rope_scaling=None, rope_parameters=None,
+    mean_backprop_depth=8, test_time_noise=0.0, init_values={},
+    qk_norm=False, qkv_bias=False, first_state=None)        # the last three are ours
 
 
 def load_raven(folder):
@@ -67,7 +67,7 @@ def load_raven(folder):
         refuse_foreign(c, path)
         sizes = {part: getattr(c, theirs) for part, theirs in PARTS.items()}
         config = ModelConfig(
-            vocab_size=c.padded_vocab_size or c.vocab_size, n_layer=sum(sizes.values()),
+            vocab_size=len(tensors['lm_head.weight']), n_layer=sum(sizes.values()),
             n_embd=c.n_embd, n_head=c.n_heads, n_kv_head=c.num_key_value_heads,
             head_dim=c.head_dim if c.first_state else None, qk_norm=c.qk_norm,
             qkv_bias=c.qkv_bias,

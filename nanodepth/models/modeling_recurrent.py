@@ -99,8 +99,14 @@ class RavenForCausalLM(PreTrainedModel, GenerationMixin):
     def get_input_embeddings(self):
         return self.transformer.wte
 
+    def set_input_embeddings(self, embedding):
+        self.transformer.wte = embedding
+
     def get_output_embeddings(self):
         return self.lm_head
+
+    def set_output_embeddings(self, head):
+        self.lm_head = head
 
     # ---------------------------------------------------------------------------- the first state
 
@@ -125,11 +131,13 @@ class RavenForCausalLM(PreTrainedModel, GenerationMixin):
 
     def forward(self, input_ids, attention_mask=None, position_ids=None, past_key_values=None,
                 labels=None, use_cache=None, num_steps=None, logits_to_keep=0, cache=None, **more):
-        asked = {name for name, value in more.items() if value is not None and value is not False}
-        # what has no effect is not swallowed
-        if asked - {'cache_position', 'return_dict', 'num_items_in_batch'}:
-            raise TypeError(f'{", ".join(sorted(asked))}: this model knows no such argument')
         c, t = self.config, self.transformer
+        asked = {name for name, value in more.items() if value is not None and value is not False}
+        asked |= {name for name in ('output_hidden_states', 'output_attentions') if getattr(c, name)}
+        asked -= {'cache_position', 'return_dict', 'num_items_in_batch'}
+        if asked or more.get('return_dict') is False:       # what has no effect is not swallowed
+            raise TypeError(f'{", ".join(asked) or "return_dict=False"}: this model knows no such '
+                            'argument')
         if cache is not None:               # its name from transformers 5.24 on
             past_key_values = cache
         steps = c.mean_recurrence if num_steps is None else num_steps
@@ -161,7 +169,8 @@ class RavenForCausalLM(PreTrainedModel, GenerationMixin):
         s = self.first_state(e, position_ids)
         depth = len(t.prelude) + len(t.coda)        # last, as its number may change with a cache
         for _ in range(steps):
-            s = run(t.adapter(torch.cat((s, e), dim=-1)), t.core_block, depth)
+            x = t.adapter(torch.cat((s, e), dim=-1))
+            s = run(x.to(e.dtype), t.core_block, depth)     # autocast made it bfloat16
             depth += len(t.core_block)
         x = t.ln_f(run(s, t.coda, len(t.prelude)))
         logits = self.lm_head(x[:, -logits_to_keep:] if logits_to_keep else x)
