@@ -156,6 +156,9 @@ def test_what_a_model_begins_from_counts(data, tmp_path):
     dear = dict(a=f'plain --init_from={arms.folder("plain", 0)}', plain=f'{BASE} --steps=5')
     more = [*SMALL.split(), f'--data={data}', '--decay_steps=1', '--warmup_steps=1']
     assert [*Arms(dear, tmp_path, more, True)] == ['a', 'plain']    # what a begins from cost more
+    arms = Arms(dict(a=dear['a'].replace('plain', BASE, 1), b='a --lr=2e-3'), tmp_path, more, True)
+    partner, made = 'a with the FLOPs of b', {('a', 0): 0, ('b', 0): 0}
+    assert arms.is_needless(partner, 0, made) and not arms.is_needless(partner, 0, {('a', 0): 0})
 
 
 def test_what_begins_from_a_published_model_is_compared_by_its_own_flops(call, tiny, tmp_path):
@@ -407,9 +410,9 @@ def test_what_cannot_be_made_is_left_out_and_two_arms_of_equal_flops_have_one_pa
     assert call.runs == ['a-0', 'c1-0', 'c2-0', 'a_with_the_FLOPs_of_c1-0']
     for name, why in (('bad', 'the shape 4-4-4 has no core, or more layers'),
                       ('d', 'bad, which it needs, is not there'),
-                      ('a with the FLOPs of d', 'bad, which it needs, is not there'),
-                      ('a with the FLOPs of c2', 'it is a with the FLOPs of c1 once more')):
+                      ('a with the FLOPs of d', 'bad, which it needs, is not there')):
         assert f'{name}, seed 0, is in no mean: {why}' in said
+    assert 'c2, seed 0' not in said         # it needs no partner of its own
     assert [row['compared with'] for row in table_of(said, 'loss') if row['compared with']] == [
         'a', 'a with the FLOPs of c1, equal training FLOPs'] * 2
 
@@ -472,14 +475,15 @@ def test_the_ends_of_whole_runs_are_one_point(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(compare, 'show', lambda path, draw, groups, *_: drawn.append(groups))
     monkeypatch.setattr(compare, 'log_of', lambda seed: [
         dict(step=step, flops=1, val_loss=1.0) for step in (0, 10, 20 + seed)])
-    run = dict(data='d', context=9, batch_size=2, eval_batches=1)
-    monkeypatch.setattr(compare, 'read_run', lambda _: dict(config=run))
+    run = dict(context=9, batch_size=2, eval_batches=1)
+    data = dict(val=[dict(fingerprint='f')])        # by whichever path
+    monkeypatch.setattr(compare, 'read_run', lambda _: dict(config=run, data=data))
     arms = Arms(dict(a=BASE), tmp_path)
     compare.draw(SimpleNamespace(out=tmp_path), arms, {('a', seed): seed for seed in (0, 1)}, [])
     assert [[line['step'] for line in log] for log in drawn[0]['a']] == [[0, 10, 20]] * 2
     assert not capsys.readouterr().out
     runs = iter([run, run | dict(eval_batches=2)])      # the setting was edited meanwhile
-    monkeypatch.setattr(compare, 'read_run', lambda _: dict(config=next(runs)))
+    monkeypatch.setattr(compare, 'read_run', lambda _: dict(config=next(runs), data=data))
     compare.draw(SimpleNamespace(out=tmp_path), arms, {('a', seed): seed for seed in (0, 1)}, [])
     assert 'the rows that its arm was validated on' in capsys.readouterr().out
 

@@ -30,6 +30,7 @@ REFUSALS = [
     (['evaluate', 'nowhere', '--measures=log_probs'], "did you mean 'log_prob'?"),
     (['evaluate', '{run}', '--tasks=toy_copy', '--shots=-1'], '--shots=-1 must be at least 0'),
     (['evaluate', '{run}', '--tasks=arc_easy', '--max_length=-3'], '=-3 must be at least 1'),
+    (['evaluate', '{run}', '--tasks=toy_copy', '--limit=3'], "--limit is for lm-eval's tasks"),
     (['evaluate', '{run}', '--measures=log_prob', '--tasks=arc_easy', '--shots=0,1', '--x=shots'],
      'what is asked with examples'),
     (['evaluate', '{run}', '--tasks=arc_easy'], "Couldn't reach 'allenai/ai2_arc'"),

@@ -109,12 +109,13 @@ def test_a_suffix_is_a_seed_only_where_the_run_says_so(tmp_path):
     kept = tables.run_names([runs[name] / 'ckpt-9.pt' for name in ('a-0', 'a-1', 'b')])
     for path in kept.values():
         shutil.copy(path.with_name('ckpt.pt'), path)
-    assert [*tables.groups_of(kept).values()] == ['a', 'a', str(runs['b'] / 'ckpt-9.pt')]
+    assert [*tables.groups_of(kept).values()] == ['a ckpt-9.pt'] * 2 + [
+        str(runs['b'] / 'ckpt-9.pt')]
     of_a = [*kept.values()][:2]
-    for path in of_a:                   # two steps of one run have no common name
+    for path in of_a:                   # each step of one run has its name
         torch.save(torch.load(path) | dict(step=9), path)
     both = tables.run_names([*of_a, runs['a-0'], runs['a-1']])
-    assert len({*tables.groups_of(both, tables.MADE).values()}) == 4
+    assert [*tables.groups_of(both, tables.MADE).values()] == ['a ckpt-9.pt'] * 2 + ['a'] * 2
 
 
 def test_runs_side_by_side_by_hand(tmp_path, capsys):

@@ -34,7 +34,7 @@ from nanodepth.looping.orders import looped
 from nanodepth.model import Span
 from nanodepth.models import checkpoint
 from nanodepth.models.hf import as_theirs, Hooked
-from nanodepth.report.tables import where
+from nanodepth.report.tables import named_after, where
 from nanodepth.retrofit import surgery
 from nanodepth.scoring import (likelihoods, lm_eval_scores as harness, rows as rows_file,
                                scores as scoring)
@@ -654,6 +654,15 @@ def test_two_questions_have_two_files(tmp_path, tiny, monkeypatch):
         run = save_run(tmp_path / place / 'run', tiny(vocab_size=257, context=64))
         nanodepth('evaluate', [run, f'--tasks={task}', '--n=3', '--device=cpu'])
     assert [len([*tmp_path.glob(f'out/evals/{place}-run*.csv')]) for place in 'abc'] == [2, 1, 2]
+    assert (named_after(evaluate.Options(models=['run'])).partition('_')[0]
+            == named_after(evaluate.Options(models=['out/run'])) == 'run')
+
+
+def test_a_folder_has_one_name(tmp_path, monkeypatch):
+    (tmp_path / 'a').mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert {*map(rows_file.shortest, (Path('a/'), tmp_path / 'b/../a'))} == {Path('a')}
+    assert rows_file.shortest(tmp_path.parent) == tmp_path.parent
 
 
 EXAMPLES = [Example(prompt, options, 0) for prompt, options in (

@@ -1,5 +1,6 @@
 "Every solver by itself, on maps of which the result is known. In a model: test_windows.py."
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -219,11 +220,12 @@ def test_options_in_a_text():
     assert picked.keywords == dict(alpha=0.4, beta=0.1, K=3) and evaluations == 3
 
 
-def test_a_way_does_not_take_a_solver_of_a_config(monkeypatch):
-    "A comparison reads several, and the way would be of whichever was read last."
+def test_a_way_keeps_the_solver_that_it_found(monkeypatch):
+    "A comparison reads configs after it, which may bring another one of that name."
     def mine(g, x, K):
         return g(x)
-    mine.__module__ = 'config'
     monkeypatch.setitem(SOLVERS, 'mine', mine)
-    with pytest.raises(Refused, match='--classes=FILE.py'):
-        Way(window='0-1', solver='mine')
+    way = Way(window='0-1', solver='mine', K=3)
+    monkeypatch.setitem(SOLVERS, 'mine', SOLVERS['naive'])
+    [span, last] = way.order(SimpleNamespace(order=[0, 1, 2]))
+    assert span.items == [0, 1] and span.solver(torch.exp, torch.zeros(1), 3) == 1 and last == 2

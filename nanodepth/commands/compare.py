@@ -46,7 +46,7 @@ from nanodepth.scoring.way import Way, Ways, read_ways
 from nanodepth.training.checkpoint import as_written, load
 from nanodepth.training.loader import folders_of, open_data, parts_of
 from nanodepth.training.plan import FREE, Config, refuse_another_run, resolved
-from nanodepth.training.settings import find
+from nanodepth.training.settings import as_kind, find
 
 
 @dataclass(kw_only=True)
@@ -152,7 +152,6 @@ class Arms(dict):
 
     def __init__(self, lines, out, more=(), partners=False, against=(), seed=0):
         self.out, self.more = out, [*more]
-        self.run_of = {}        # {the words of a partner: the first arm that had them}
         self.added = set()      # the partners that nobody has written
         arms = {name: read_arm(name, lines) for name in lines}
         try:
@@ -231,8 +230,9 @@ class Arms(dict):
         if flops:
             made.append(self.folder(flops, seed, known))
             settings['flops'] = made[-1]
-        said = json.dumps([name, settings, [hash_once(*stamp) for stamp in files]], default=str,
-                          ensure_ascii=False)
+        # wherever the files are
+        hashes = sorted((Path(file).name, hash_once(file, *stamp)) for file, *stamp in files)
+        said = json.dumps([name, settings, hashes], default=str, ensure_ascii=False)
         for folder in made:
             said = said.replace(str(folder), folder.name.rpartition('-')[0])
         letters = hashlib.sha256(said.encode()).hexdigest()[:8]
@@ -258,39 +258,37 @@ class Arms(dict):
         """The settings with which a config costs so many FLOPs: its steps, its own warm-up if that
         fits, and a cool-down in proportion, unless the line has one in steps. In a model that grows
         the cost is not quite in proportion to the steps, so it is tried again."""
-        warmup, decay = config.warmup_steps, config.decay_steps
+        wanted = flops - inherited(config)
         words = *self.more, *self[name].words
         decays = [word[14:] for word in words if word.startswith('--decay_steps=')]
-        keeps = decays and decays[-1].isdecimal()
-        now = config
-        for _ in range(20):
-            before = now
-            steps = round(now.steps * (flops - inherited(config)) / planned(now))
+        keeps = decays and isinstance(as_kind(decays[-1], int | float), int)
+
+        def at(steps):
+            warmup, decay = config.warmup_steps, config.decay_steps
+            own = decay if keeps else max(round(decay * steps / config.steps), min(1, decay))
+            return replace(config, steps=steps, decay_steps=own, warmup_steps=(
+                warmup if warmup + own <= steps else warmup * steps // config.steps))
+        before, steps, tries = None, config.steps, 0
+        while steps != before and tries < 20:
+            before, tries = steps, tries + 1
+            steps = round(steps * wanted / planned(at(steps)))
             if steps < 1:
                 raise Refused(f'{name}: the FLOPs of {self[name].flops} pay for less than a step')
-            own = decay if keeps else max(round(decay * steps / config.steps), min(1, decay))
-            now = replace(config, steps=steps, decay_steps=own, warmup_steps=(
-                warmup if warmup + own <= steps else warmup * steps // config.steps))
-            if now == before:
-                break
-        return {key: getattr(now, key) for key in ('steps', 'warmup_steps', 'decay_steps')}
+        near = [steps] if steps == before else range(max(1, steps - 3), steps + 4)
+        best = min(map(at, near), key=lambda each: abs(planned(each) - wanted))
+        return {key: getattr(best, key) for key in ('steps', 'warmup_steps', 'decay_steps')}
 
     def add_partner(self, name, seed):
-        "The first arm with another one's FLOPs, unless it has as many itself, or a partner has."
-        begins = self[name].begins | self[self.first].begins
+        "The first arm with another one's FLOPs, unless that one has a partner already."
         partners = self.partners_of(self.first)
         if self[name].flops or name in (self.first, *(self[each].flops for each in partners)):
             return
-        if not begins:
-            own = self.cost(name, seed)
-            if any(is_same(own, self.cost(other, seed)) for other in (self.first, *partners)
-                   if not self.waits(other)):
-                return
         partner = f'{self.first} with the FLOPs of {name}'
         self.added.add(partner)
-        self[partner] = replace(self[self.first], flops=name, begins=begins, partner_of=self.first)
+        self[partner] = replace(self[self.first], flops=name, partner_of=self.first,
+                                begins=self[name].begins | self[self.first].begins)
         try:
-            if not begins:
+            if not self.waits(partner):
                 self.argv(partner, seed)
         except Refused as why:      # what the first arm begins from may have cost more
             del self[partner]
@@ -298,6 +296,15 @@ class Arms(dict):
 
     def partners_of(self, name):
         return [other for other in self if self[other].partner_of == name]
+
+    def is_needless(self, name, seed, made):
+        """Has the arm that an added partner is like, or a partner of that one, such FLOPs already?
+        `made`: the (arm, seed) so far."""
+        flops, of = self[name].flops, self[name].partner_of
+        if name not in self.added or (flops, seed) not in made:
+            return False
+        others = [each for each in (of, *self.partners_of(of)) if (each, seed) in made]
+        return any(is_same(self.cost(flops, seed), self.cost(other, seed)) for other in others)
 
 
 def data_files(config):
@@ -325,7 +332,7 @@ class Left(Exception):
 
 
 class NoPartner(Left):
-    "Another arm has the partner already, or these FLOPs pay for none."
+    "The FLOPs of an arm do not pay for a partner."
 
 
 def make(arms, name, seed, made, folder):
@@ -333,8 +340,7 @@ def make(arms, name, seed, made, folder):
     edited = f'{name} was edited after this command had begun: start it again'
     if arms.folder(name, seed) != folder:
         raise Refused(edited)
-    of = arms[name].partner_of
-    needs = arms[name].begins | ({arms[name].flops} if of else set())
+    needs = arms[name].begins | ({arms[name].flops} if arms[name].partner_of else set())
     if missing := [other for other in sorted(needs) if (other, seed) not in made]:
         raise Left(f'{missing[0]}, which it needs, is not there')
     try:
@@ -345,8 +351,6 @@ def make(arms, name, seed, made, folder):
     except Refused as why:
         kind = NoPartner if name in arms.added else Left
         raise kind(str(why).removeprefix(f'{name}: ')) from None
-    if of and (first := arms.run_of.setdefault(tuple(words), name)) != name:
-        raise NoPartner(f'it is {first} once more')
     if not arms[name].is_cut and not is_whole(folder, config):
         tqdm.write(f'training {name}, seed {seed}, for {config.steps:,} steps', file=sys.stderr)
         train(words, folder)
@@ -411,7 +415,7 @@ def ask(options, arms, name, seed, folder, ways, first):
         raise Left(str(why)) from None
 
 
-def ways_of(options, name):
+def ways_of(options, name=None):
     ways = [Way(), *read_ways(options)]
     lines = options.ways.get(name, ())
     for line in [lines] if isinstance(lines, str) else lines:
@@ -428,22 +432,22 @@ def bases(options, arms):
 
 def draw(options, arms, folders, rows):
     """Loss and answers against what is known of training FLOPs and tokens. A partner is dashed, in
-    the colour of the arm that it is like."""
-    groups, data, rows_of = {}, set(), set()
+    the colour of the arm whose FLOPs it has."""
+    groups, rows_of, data = {}, set(), set()
     for (name, seed), folder in folders.items():
         log = log_of(folder)
         groups.setdefault(name, []).append(log)
         log[-1]['step'] = groups[name][0][-1]['step']       # r is drawn, and so are some ends
-        config = read_run(folder)['config']
-        data.add((seed, str(config['data'])))
-        rows_of.add((config['context'], config['batch_size'], config['eval_batches']))
+        run = read_run(folder)
+        rows_of.add(tuple(run['config'][key] for key in ('context', 'batch_size', 'eval_batches')))
+        data.add((seed, json.dumps(run['data']['val'])))
     if len(rows_of) > 1 or len(data) > len({seed for seed, _ in data}):
         print('a curve in the picture is of the rows that its arm was validated on, which differ')
     costs = [cost for cost, column in (('flops', 'training_flops'), ('tokens', 'tokens'))
              if not any(math.isnan(row[column]) for row in rows)] or ['step']
     kinds = ['loss', *[kind for kind in kinds_of(groups) if kind != 'text'][-1:]]
     show(options.out / 'compare.png', draw_runs, groups, kinds, costs,
-         {name: arms[name].partner_of or name for name in groups})
+         {name: arms[name].flops if arms[name].partner_of else name for name in groups})
 
 
 def main(argv=None):
@@ -452,6 +456,8 @@ def main(argv=None):
     machine = [f'--{name}={value}' for name in ('device', 'dtype')
                if (value := getattr(options, name)) != 'auto']
     measures_of(options)
+    # (arms bring solvers of their own, and a way's may have such a name)
+    ways, of_all = {name: ways_of(options, name) for name in options.ways}, ways_of(options)
     arms = Arms(options.arms, options.out, [*split(options.more), *machine], options.partners,
                 options.against, seeds[0])
     for name in (*options.ways, *options.against, *options.against.values()):
@@ -459,14 +465,16 @@ def main(argv=None):
     signal.signal(signal.SIGTERM, signal.default_int_handler)       # as Ctrl-C
     jobs = [(name, seed) for seed in seeds for name in arms]
     folders = {job: arms.folder(*job) for job in jobs}      # by what the files say now
-    ways = {name: ways_of(options, name) for name in arms}
     rows, made, asked, left, first, has_failed = [], {}, {}, [], None, False
     for name, seed in tqdm(jobs, 'runs', unit='run'):
+        if arms.is_needless(name, seed, made):
+            continue
         try:
             folder = made[name, seed] = make(arms, name, seed, made, folders[name, seed])
             if arms[name].is_cut:
                 continue
-            subject, its_rows = ask(options, arms, name, seed, folder, ways[name], first)
+            its_ways = ways.get(name, of_all)
+            subject, its_rows = ask(options, arms, name, seed, folder, its_ways, first)
         except Left as why:
             left.append(f'{name}, seed {seed}, is in no mean: {why}')
             tqdm.write(left[-1], file=sys.stderr)

@@ -111,5 +111,5 @@ def main(argv=None):
         print_differences(rows, {group: options.against for group in groups.values()
                                  if group not in options.against})
     write_csv(rows, out)
-    if out.suffix in PICTURES:
+    if options.x or out.suffix in PICTURES:
         draw(rows, {str(way): way for way in ways}, options.x, out)

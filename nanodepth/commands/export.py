@@ -1,9 +1,7 @@
 """Write a checkpoint as a Hugging Face folder, as it is or with its layers in another order.
-Without a second folder, the command prints what the checkpoint is.
     nanodepth export out/lidas out/lidas_hf                     # for transformers
     nanodepth export out/smollm2 out/deeper --loop=8-4x2-18     # layers 8 to 11 run twice
 """
-import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,11 +12,10 @@ import torch
 from nanodepth.common.errors import Refused
 from nanodepth.common.files import new_folder
 from nanodepth.common.options import read
-from nanodepth.common.whose import copy_licence, is_ours
-from nanodepth.looping.orders import depth_of
+from nanodepth.common.whose import copy_licence
 from nanodepth.model import unrolled
 from nanodepth.models.checkpoint import load_model
-from nanodepth.models.hf import answer_of, save_hf
+from nanodepth.models.hf import save_hf
 from nanodepth.models.hf_recurrent import save_raven
 from nanodepth.retrofit import core_of
 from nanodepth.scoring.way import Ways, read_way
@@ -27,7 +24,7 @@ from nanodepth.scoring.way import Ways, read_way
 @dataclass(kw_only=True)
 class Options(Ways):
     run: str                                # a folder that train.py wrote, or a Hugging Face one
-    target: str | None = None               # the folder to write
+    target: str                             # the folder to write
     dtype: Literal['float32', 'bfloat16'] | None = None     # of the weights; None: as they are
     # of a recurrent model, which is written in the format of its authors: another first state in
     # each forward from now on
@@ -40,12 +37,13 @@ def main(argv):
     if way.dials:
         raise Refused(f'{way}: a checkpoint holds layers and their order, and no code that loops a '
                       'window: from nanodepth import looped')
-    with new_folder(options.target) if options.target else contextlib.nullcontext() as folder:
-        model = load_model(options.run, others=not options.target)
+    with new_folder(options.target) as folder:
+        model = load_model(options.run)
+        if options.fresh and not core_of(model):
+            raise Refused(f'--fresh is for a recurrent core, and {options.run} has none')
         with way.apply(model):
-            describe(options, model)
-            if not options.target:
-                return
+            print(f'{options.run}: {model.num_params():,} parameters, {len(model.layers)} layers, '
+                  f'run {len(unrolled(model.order))} deep, {str(model.norm.weight.dtype)[6:]}')
             before = some_logits(model)
             if options.dtype:
                 for p in model.parameters():        # tables of positions keep their precision
@@ -58,12 +56,12 @@ def main(argv):
 @torch.no_grad()
 def some_logits(model):
     "A model's logits after 16 tokens, drawn once and for all."
-    config = answer_of(model).config
-    n = min(16, config.context)
-    tokens = torch.randint(config.vocab_size, (1, n), generator=torch.Generator().manual_seed(0))
+    n = min(16, model.config.context)
+    tokens = torch.randint(model.config.vocab_size, (1, n),
+                           generator=torch.Generator().manual_seed(0))
     core = core_of(model) or SimpleNamespace(fresh=False)
     drawn, core.fresh = core.fresh, False           # with fresh noise no two forwards are equal
-    logits = answer_of(model)(tokens).float()
+    logits = model(tokens).float()
     core.fresh = drawn
     return logits
 
@@ -102,20 +100,6 @@ def compare_text(model, folder):
         raise Refused(f'transformers writes other text with it than we do ({said[0, 4:].tolist()}, '
                       f'not {ours[0, 4:].tolist()}), so it was not kept: which version of '
                       'transformers is this?')
-
-
-def describe(options, model):
-    "Print what a checkpoint is."
-    if not is_ours(model):
-        print(f'{options.run}: {type(model).__name__} of transformers, '
-              f'{model.num_parameters():,} parameters, run {depth_of(model)} deep, {model.dtype}')
-        return
-    c = model.config
-    print(f'{options.run}: {model.num_params():,} parameters, {len(model.layers)} layers of width '
-          f'{c.n_embd} and {c.n_head} heads ({c.n_kv_head} of keys), run {depth_of(model)} deep, '
-          f'context {c.context}, {str(model.norm.weight.dtype)[6:]}')
-    if options.fresh and not core_of(model):
-        raise Refused(f'--fresh is for a recurrent core, and {options.run} has none')
 
 
 def export(options, model, folder):

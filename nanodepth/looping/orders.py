@@ -7,6 +7,7 @@ Usage:
     with looped(model, window=(3, 5), solver='rk', K=3, beta=0.5): model.generate(tokens, 20)
 """
 import contextlib
+import copy
 import functools
 import inspect
 import itertools
@@ -59,8 +60,15 @@ def with_window(order, window=None, solver='rk', K=3, cache=None, **options):
              on that fraction of the depth
     solver   and its options, such as beta and T: looping/solvers.py
     others   Window explains cache, pin, decode and mode"""
+    return put(Window([], solver, K, cache, **options), order, window)
+
+
+def put(span, order, window):
+    "The order with the items at some of its depths as one Window like this one."
     before, items, after = around(order, *pick_window(window, len(unrolled(order))))
-    return [*before, Window(items, solver, K, cache, **options), *after]
+    span = copy.copy(span)
+    span.items = items
+    return [*before, span, *after]
 
 
 def looped(model, window=None, solver='rk', K=3, cache=None, **options):

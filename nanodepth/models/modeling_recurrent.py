@@ -133,7 +133,8 @@ class RavenForCausalLM(PreTrainedModel, GenerationMixin):
                 labels=None, use_cache=None, num_steps=None, logits_to_keep=0, cache=None, **more):
         c, t = self.config, self.transformer
         asked = {name for name, value in more.items() if value is not None and value is not False}
-        asked |= {name for name in ('output_hidden_states', 'output_attentions') if getattr(c, name)}
+        in_config = 'output_hidden_states', 'output_attentions'
+        asked |= {name for name in in_config if getattr(c, name)}
         asked -= {'cache_position', 'return_dict', 'num_items_in_batch'}
         if asked or more.get('return_dict') is False:       # what has no effect is not swallowed
             raise TypeError(f'{", ".join(asked) or "return_dict=False"}: this model knows no such '

@@ -97,7 +97,8 @@ def groups_of(paths, more=()):
             settings = {key: value for key, value in config.items()
                         if key not in FREE - {'data'} | {'seed', 'init_from'}}
             made = json.dumps([settings, *map(state.get, more)], sort_keys=True, default=str)
-            seeded.setdefault(stem, {})[name] = int(number), made
+            kept = f' {file.name}' * (file.name != 'ckpt.pt')
+            seeded.setdefault(stem + kept, {})[name] = int(number), made
     names = [Path(stem).name for stem in seeded]
     for stem, of_name in seeded.items():
         (most, n), *others = Counter(made for _, made in of_name.values()).most_common()
@@ -208,8 +209,8 @@ def named_after(options, *without):
     """The name of a file of what was asked: the models, and each option that was given. Two
     questions have two names; a long one is cut, and a few digits tell it from others."""
     first = Path(options.models[0])
-    beside_others = first not in (Path(first.name), Path('out') / first.name)
-    models = ['-'.join(first.parts[-2:]) if beside_others else first.name, *options.models[1:]]
+    is_usual = first == Path('out') / first.name
+    models = [first.name if is_usual else '-'.join(first.parts[-2:]), *options.models[1:]]
     parts = [models[0] + f'+{len(models) - 1}' * (len(models) > 1)]
     for each in dataclasses.fields(options):
         value = getattr(options, each.name)
@@ -219,7 +220,7 @@ def named_after(options, *without):
     asked = '_'.join(parts)
     name = re.sub(r'[^\w.,=+-]+', '-', asked)
     digits = hashlib.sha256(repr([options.models, asked]).encode()).hexdigest()[:6]
-    is_whole = len(name) <= 80 and len(models) == 1 and len(first.parts) <= 2
+    is_whole = len(name) <= 80 and len(models) == 1 and is_usual
     return name if is_whole else f'{name[:80]}_{digits}'
 
 

@@ -118,8 +118,9 @@ def measures_of(asked):
     _, theirs = parse_tasks(asked.tasks)
     if theirs and len(asked.shots or ()) > 1:
         raise Refused(f"--shots={','.join(map(str, asked.shots))}: lm-eval's tasks take one")
-    if asked.max_length and not theirs:
-        raise Refused("--max_length is for lm-eval's tasks, and no other reads it")
+    for name in ('max_length', 'limit', 'chat'):
+        if getattr(asked, name) and not theirs:
+            raise Refused(f"--{name} is for lm-eval's tasks, and no other reads it")
     if theirs:
         check_tasks(theirs, *(asked.shots or ())[:1])
     if not asked.tasks and not {*asked.measures} - OF_TASKS and not asked.metric:
@@ -183,7 +184,7 @@ class Subject:
         val = self.val
         if not val:
             return 'no data'
-        folders = ', '.join(f'{share / sum(val.quota):.0%} {each.folder}'
+        folders = ', '.join(f'{share / sum(val.quota):.0%} {shortest(each.folder)}'
                             for each, share in zip(val.datasets, val.quota))
         return f'{val.batch_size} rows of {val.context} tokens a batch, {folders}'
 
@@ -271,6 +272,12 @@ class Subject:
         said = [str(checkpoint_file(self.path).resolve()), self.files, rows, asked, code, edited,
                 str(next(self.model.parameters()).dtype), sorted(packages)]
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:24]
+
+
+def shortest(folder):
+    "A folder by one name, however it was given: as it is seen from the current one, or whole."
+    folder, here = folder.resolve(), Path.cwd()
+    return folder.relative_to(here) if folder.is_relative_to(here) else folder
 
 
 def labelled(measured):

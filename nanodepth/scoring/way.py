@@ -12,7 +12,7 @@ from nanodepth.common.errors import Refused
 from nanodepth.loop import fit_loop, parse_loop
 from nanodepth.looping.caches import Window
 from nanodepth.looping.layers import layers_of
-from nanodepth.looping.orders import in_order, layers_run, order_of, with_window
+from nanodepth.looping.orders import in_order, layers_run, order_of, put
 from nanodepth.models.checkpoint import Brought
 from nanodepth.report.tables import PLAIN
 from nanodepth.retrofit import core_of
@@ -82,10 +82,7 @@ class Way:
         self.r = r
         self.dials = dials
         if dials:               # what cannot be is refused before a model is opened
-            window = Window([], **{name: dials[name] for name in dials if name != 'window'})
-            if window.solver.__module__ == 'config':        # of whichever was read last
-                raise Refused(f'the solver {window.solver.__name__} stands in a config: put it '
-                              'into a file that both name, the way by --classes=FILE.py')
+            self.span = Window([], **{name: dials[name] for name in dials if name != 'window'})
 
     def order(self, model):
         "What a model runs in this way."
@@ -103,7 +100,7 @@ class Way:
             core.r = self.r
             core.with_gradient()                # which refuses r = 0
             return order
-        return with_window(order, **self.dials) if self.dials else order
+        return put(self.span, order, self.dials.get('window')) if self.dials else order
 
     def apply(self, model):
         "The model runs in this way inside a `with`."
