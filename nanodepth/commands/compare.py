@@ -268,12 +268,13 @@ class Arms(dict):
             own = decay if keeps else max(round(decay * steps / config.steps), min(1, decay))
             return replace(config, steps=steps, decay_steps=own, warmup_steps=(
                 warmup if warmup + own <= steps else warmup * steps // config.steps))
-        before, steps, tries = None, config.steps, 0
-        while steps != before and tries < 20:
-            before, tries = steps, tries + 1
-            steps = round(steps * wanted / planned(at(steps)))
+        steps = config.steps
+        for _ in range(20):
+            before, steps = steps, round(steps * wanted / planned(at(steps)))
             if steps < 1:
                 raise Refused(f'{name}: the FLOPs of {self[name].flops} pay for less than a step')
+            if steps == before:
+                break
         near = [steps] if steps == before else range(max(1, steps - 3), steps + 4)
         best = min(map(at, near), key=lambda each: abs(planned(each) - wanted))
         return {key: getattr(best, key) for key in ('steps', 'warmup_steps', 'decay_steps')}
