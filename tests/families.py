@@ -37,7 +37,7 @@ OLDER = dict(       # families with names of their own for their sizes; their la
                                                               max_seq_len=64))
 ALIBI = 'bloom', 'mpt'          # their bias is made for the keys of the model as it is
 # transformers refuses sdpa for them
-EAGER_ONLY = 'gemma2', 'gpt_oss', 'bloom', 'gptj', 'codegen', 'mpt'
+EAGER_ONLY = 'gemma2', 'gpt_oss', 'bloom', 'gptj', 'codegen', 'mpt', 'recurrent_gemma'
 MIXTURES = 'mixtral', 'qwen2_moe', 'qwen3_moe', 'deepseek_v2', 'deepseek_v3', 'gpt_oss'
 
 
