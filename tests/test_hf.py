@@ -480,7 +480,7 @@ def test_an_exported_folder_has_its_order_its_words_and_its_licence(tmp_path, ti
     assert words.chat_template == '{{ messages[0].content }}'
     text = "a , b . I 'm \"ä東🙂\"\r\n"
     assert words.encode(text) == [256, *text.encode()] and words.decode([*text.encode()]) == text
-    assert json.loads((tmp_path / 'out/config.json').read_text())['eos_token_id'] == 256
+    assert json.loads((tmp_path / 'out/config.json').read_text())['eos_token_id'] == [256, 7]
     opened = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / 'out')
     assert opened.generation_config.eos_token_id == [256, 7]        # as its parent's text ended
 

@@ -81,13 +81,17 @@ def test_a_run_learns_and_leaves_its_files(config):
 def test_a_checkpoint_grows(config):
     first = config('first', n_layer=4)
     train(first)
+    files = 'tokenizer.json', 'generation_config.json', 'chat_template.jinja'
+    for name in files:          # which the data have from elsewhere, or not
+        (Path(first.out_dir) / name).write_text('of the first')
     # 10 steps before the decay, a third of them shallow; with a rate of zero nothing else moves
-    c = config('deeper', init_from=first.out_dir, grow='lidas', n_layer=6, steps=14, warmup_steps=0,
+    c = config('deeper', init_from=f'{first.out_dir}/ckpt.pt', grow='lidas', n_layer=6, steps=14, warmup_steps=0,
                lr=0.0, weight_decay=0.0)
     train(c)
     expected = untie(load_model(first.out_dir), [0, 1, 2, 1, 2, 3]).state_dict()
     assert same(weights_of(c), expected)
     assert {line['step']: line['n_layer'] for line in log_of(c) if 'grown' in line} == {4: 6}
+    assert {(Path(c.out_dir) / name).read_text() for name in files} == {'of the first'}
 
 
 # 1, 2, 3, 4 layers from steps 0, 2, 7, 14

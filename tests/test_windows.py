@@ -10,6 +10,7 @@ import copy
 import os
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -227,6 +228,41 @@ def test_a_with_leaves_no_trace(six, looped):
     for window in ((3, 6), (4, 3), (-1, 2)):
         with restored(six), pytest.raises(Refused, match='window'), looped(six, window):
             pass
+
+
+def test_withs_of_a_notebook_end_in_any_order(six):
+    t, plain = tokens(), six(tokens())
+    with looped(six, WINDOW, K=2):
+        want = six(t)
+    with restored(six):
+        one, two = (contextlib.ExitStack() for _ in range(2))
+        for stack, K in ((one, 3), (two, 2)):       # a cell that is run twice
+            stack.enter_context(in_order(six, np.arange(6)))
+            stack.enter_context(looped(six, WINDOW, K=K))
+        one.close()
+        assert torch.equal(six(t), want)
+        two.close()
+        assert torch.equal(six(t), plain)
+
+
+def test_layers_that_were_exchanged_by_hand():
+    "They write into the slots of their places."
+    model, t = family('llama'), tokens()
+    layers = model.model.layers
+    layers[1], layers[3] = layers[3], layers[1]
+    with looped(model, (2, 3), naive, K=2, cache='exact'):
+        whole = model(t, use_cache=False).logits
+        assert torch.allclose(in_pieces(model, t, [7, 5])[0], whole, atol=1e-4)
+
+
+def test_an_exit_within_a_window_is_refused():
+    model, t = family('llama'), tokens()
+    with looped(model, (2, 3), K=2):
+        model.config.num_hidden_layers = 3          # behind layer 2
+        with pytest.raises(Refused, match='behind layer 2 leaves the window unfinished'):
+            model(t)
+        model.config.num_hidden_layers = 4
+        model(t)
 
 
 def test_another_model_of_the_same_config_stays_as_it_is():

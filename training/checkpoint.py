@@ -1,5 +1,4 @@
 """What a run's folder holds: ckpt.pt, kept checkpoints, run.json and log.jsonl.
-
 Usage: model, saved = load('out/lidas')         # or a checkpoint itself, 'out/lidas/ckpt-48.pt'
 """
 import contextlib
@@ -20,7 +19,6 @@ from model import LM, ModelConfig, Refused, Span, require, spans_in
 from retrofit import Core, core_of, new_adapter
 from training.machine import RANK, SIZE
 from wrapper import Window
-
 
 UNREADABLE = ('no checkpoint of this run could be read again: an optimizer or a Span of yours '
               'keeps functions, or numbers of numpy')
@@ -81,8 +79,7 @@ def as_written(c):
                 f'{name}={value}: write a def, which has lines')
     config = {name: inspect.getsource(value) if callable(value) else value
               for name, value in vars(c).items()} | dict(order=c.order and written(c.order))
-    # by way of JSON, as run.json has it: tuples become lists
-    return json.loads(json.dumps(config, default=str))
+    return json.loads(json.dumps(config, default=str))  # as in run.json: tuples become lists
 
 
 def written(order):
@@ -117,11 +114,13 @@ def whole(path):
 
 
 def prepare_folder(out, config, datasets):
-    "Makes a run's folder, with run.json and the tokenizer of its data (bytes have none)."
-    about = datasets[0].about
+    "Makes a run's folder, with run.json and the files of init_from's tokenizer or of its data's."
+    parent, about = Path(config['init_from'] or ''), datasets[0].about
+    parent = parent.parent if parent.is_file() else parent
+    has_own = config['init_from'] and (parent / 'tokenizer.json').exists()
     out.mkdir(parents=True, exist_ok=True)
     for pattern in ('*token*.json', 'generation_config.json', '*.jinja'):
-        for path in datasets[0].folder.glob(pattern):
+        for path in (parent if has_own else datasets[0].folder).glob(pattern):
             shutil.copy(path, out)
     with whole(out / 'run.json') as new:
         new.write_text(json.dumps(dict(

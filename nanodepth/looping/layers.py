@@ -154,7 +154,10 @@ class Ordered(nn.ModuleList):
         return len(self.places)
 
     def __getitem__(self, i):
-        return self.places[i]
+        some = self.places[i]
+        if isinstance(some, list) and some and not some[-1].ends:
+            raise Refused(f'an exit behind layer {some[-1].depth} leaves the window unfinished')
+        return some
 
     def refuse(self, *_):
         raise Refused('the list of layers was changed inside the with: change the model first, and '
@@ -175,8 +178,14 @@ def ordered(layers, places):
 
 
 def places_of(layers, numbers, arrive=None):
-    moved = numbers != [*range(len(layers))]
+    moved = numbers != [*range(len(layers))] or any(        # some have been exchanged by hand
+        vars(each)[name] != d for d, layer in enumerate(layers) for each, name in indices(layer))
     return [Place(layers[i], d, moved, arrive) for d, i in enumerate(numbers)]
+
+
+def indices(layer):
+    "[(a module of a layer, what it calls its index in the KV cache)]"
+    return [(each, name) for each in layer.modules() for name in INDICES & {*vars(each)}]
 
 
 class Place:
@@ -188,7 +197,7 @@ class Place:
     def __init__(self, layer, depth, moved, arrive=None):
         names, cache_name, mask_name = arguments(layer)
         vars(self).update(layer=layer, depth=depth, moved=moved, arrive=arrive, names=names,
-                          cache_name=cache_name, mask_name=mask_name, refuse_cache=None)
+                          cache_name=cache_name, mask_name=mask_name, refuse_cache=None, ends=True)
 
     def __getattr__(self, name):
         if name.startswith('__'):           # a copy is asked for some before it has a layer
@@ -215,13 +224,12 @@ class Place:
         return self.arrive(self, x, kwargs) if self.arrive else self.run(x, **kwargs)
 
     def run(self, *args, **kwargs):
-        """An ordinary call of the layer. If the order is not the model's own, the layer has its
-        place as its index in the KV cache meanwhile, so one thread after the other runs it."""
+        """An ordinary call of the layer. If that is elsewhere of its own, it has its place as its
+        index in the KV cache meanwhile, so one thread after the other runs it."""
         if not self.moved:
             return self.layer(*args, **kwargs)
         with contextlib.nullcontext() if torch.compiler.is_compiling() else self.lock:
-            before = [(each, name, vars(each)[name]) for each in self.layer.modules()
-                      for name in INDICES & {*vars(each)}]
+            before = [(each, name, vars(each)[name]) for each, name in indices(self.layer)]
             try:
                 for each, name, _ in before:
                     setattr(each, name, self.depth)

@@ -11,12 +11,12 @@ import copy
 import functools
 import inspect
 import itertools
+import operator
 
 import torch
 
 from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.whose import is_ours
-from nanodepth.loop import running
 from nanodepth.looping.caches import Window
 from nanodepth.looping.layers import (Ordered, calls_of, check_host, layers_of, ordered,
                                       pick_window, pinned_routers, places_of, run_by_hand,
@@ -80,12 +80,21 @@ def looped(model, window=None, solver='rk', K=3, cache=None, **options):
 def in_order(model, order):
     """Inside a `with` the model runs an order: numbers, and Spans; of those others know Windows.
     Another family's model is first held to its layers, run by hand in this order."""
+    order = [operator.index(item) if hasattr(item, '__index__') else item for item in order]
     if is_ours(model):
         for span in spans_in(order):
             if getattr(span, 'pin', None):
                 raise Refused(f'pin={span.pin!r}: the layers have no router beside experts')
-        with running(model, order):
+        orders = vars(model).setdefault('orders', {None: model.order})      # of all open withs
+        this = object()
+        orders[this] = model.order = order
+        try:
             yield model
+        finally:
+            del orders[this]            # which may not be the last one: a notebook closes any
+            model.order = [*orders.values()][-1]
+            if len(orders) == 1:
+                del model.orders
     else:
         with exchanged(getattr(model, '_orig_mod', model), [*map(as_ours, order)]):
             yield model         # as it was given: torch.compile's has the other one within
@@ -120,7 +129,7 @@ def exchanged(model, order):
             for router in routers:
                 stack.callback(router.register_forward_hook(loop.pin).remove)
             for place in within:
-                vars(place).update(arrive=loop.arrive)
+                vars(place).update(arrive=loop.arrive, ends=place is within[-1])
         holder, name = next((module, name) for module in model.modules()
                             for name, child in module._modules.items() if child is layers)
         refuse = functools.partial(refuse_changed, name, layers, [*layers])

@@ -16,7 +16,7 @@ from nanodepth.common.files import new_folder, reading, write_json
 from nanodepth.common.whose import is_ours, local_folder
 from nanodepth.grow import untie
 from nanodepth.model import LM, ModelConfig, rope_tables, spans_in
-from nanodepth.text.tokenizer import get_tokenizer, marks_of, write_tokenizer
+from nanodepth.text.tokenizer import generation_of, get_tokenizer, marks_of, write_tokenizer
 
 # -------------------------------------------------------------------------------------------- names
 
@@ -268,8 +268,14 @@ def write_checkpoint(model, folder, tensors, config_json, tokenizer, files=None,
                             eos_token_id=None)
         if tokenizer is not None:
             write_tokenizer(tokenizer, folder, model.config.context)
-            begin, end = marks_of(folder, get_tokenizer(folder))
-            config_json |= dict(bos_token_id=begin, eos_token_id=end)
+            words = get_tokenizer(folder)
+            if words.n_vocab > model.config.vocab_size:
+                raise Refused(f'the tokenizer {tokenizer} has {words.n_vocab:,} tokens, and the '
+                              f'model reads {model.config.vocab_size:,}')
+            begin, end = marks_of(folder, words)
+            asks = generation_of(folder)        # which says more, if it is there
+            config_json |= dict(bos_token_id=asks.get('bos_token_id', begin),
+                                eos_token_id=asks.get('eos_token_id', end))
         # (a looped layer stands under several names: each gets weights of its own)
         whole = {name: t.detach().to('cpu', dtype, copy=True) for name, t in tensors.items()}
         with refusing(SafetensorError, why=lambda error: f'{folder}: {error}'):

@@ -63,11 +63,13 @@ def load_raven(folder):
     if c.rope_parameters and c.rope_parameters.get('rope_type') != 'default':
         c.rope_scaling = c.rope_parameters          # as transformers 5 calls it
     tensors = read_tensors(folder)
+    with reading(folder):
+        n_vocab = len(tensors['lm_head.weight'])
     with reading(path):
         refuse_foreign(c, path)
         sizes = {part: getattr(c, theirs) for part, theirs in PARTS.items()}
         config = ModelConfig(
-            vocab_size=len(tensors['lm_head.weight']), n_layer=sum(sizes.values()),
+            vocab_size=n_vocab, n_layer=sum(sizes.values()),
             n_embd=c.n_embd, n_head=c.n_heads, n_kv_head=c.num_key_value_heads,
             head_dim=c.head_dim if c.first_state else None, qk_norm=c.qk_norm,
             qkv_bias=c.qkv_bias,

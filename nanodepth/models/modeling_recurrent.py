@@ -107,6 +107,7 @@ class RavenForCausalLM(PreTrainedModel, GenerationMixin):
 
     def set_output_embeddings(self, head):
         self.lm_head = head
+        self.config.padded_vocab_size = len(head.weight)        # the authors' name for it
 
     # ---------------------------------------------------------------------------- the first state
 

@@ -74,7 +74,7 @@ def get_tokenizer(name):
     # unknown, or not to be downloaded
     with refusing(ValueError, OSError, why=lambda error: f"tokenizer {word!r}: allowed are "
                   "'bytes', a tokenizer.json or a folder with one, and what tiktoken has "
-                  f'({", ".join(tiktoken.list_encoding_names())}): {error}'):
+                  f'({", ".join(tiktoken.list_encoding_names())}): {str(error).splitlines()[0]}'):
         return tiktoken.get_encoding(word)
 
 
