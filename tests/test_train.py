@@ -85,8 +85,8 @@ def test_a_checkpoint_grows(config):
     for name in files:          # which the data have from elsewhere, or not
         (Path(first.out_dir) / name).write_text('of the first')
     # 10 steps before the decay, a third of them shallow; with a rate of zero nothing else moves
-    c = config('deeper', init_from=f'{first.out_dir}/ckpt.pt', grow='lidas', n_layer=6, steps=14, warmup_steps=0,
-               lr=0.0, weight_decay=0.0)
+    c = config('deeper', init_from=f'{first.out_dir}/ckpt.pt', grow='lidas', n_layer=6, steps=14,
+               warmup_steps=0, lr=0.0, weight_decay=0.0)
     train(c)
     expected = untie(load_model(first.out_dir), [0, 1, 2, 1, 2, 3]).state_dict()
     assert same(weights_of(c), expected)
