@@ -152,7 +152,9 @@ class Arms(dict):
 
     def __init__(self, lines, out, more=(), partners=False, against=(), seed=0):
         self.out, self.more = out, [*more]
+        self.run_of = {}        # {the words of a partner: the first arm that had them}
         self.added = set()      # the partners that nobody has written
+        self.paid = {}          # {settings and FLOPs: what `with_flops` gives}
         arms = {name: read_arm(name, lines) for name in lines}
         try:
             order = [*graphlib.TopologicalSorter({
@@ -169,7 +171,7 @@ class Arms(dict):
                 planned(self.argv(name, seed)[0])
         self.first = next(name for name in lines if not arms[name].is_cut)
         for name in self.trained() if partners else ():
-            if name not in against:         # it is compared with another arm
+            if dict(against).get(name, self.first) == self.first:
                 self.add_partner(name, seed)
 
     def waits(self, name):
@@ -261,7 +263,9 @@ class Arms(dict):
         wanted = flops - inherited(config)
         words = *self.more, *self[name].words
         decays = [word[14:] for word in words if word.startswith('--decay_steps=')]
-        keeps = decays and isinstance(as_kind(decays[-1], int | float), int)
+        keeps = bool(decays) and isinstance(as_kind(decays[-1], int | float), int)
+        if (key := json.dumps([as_written(config), wanted, keeps])) in self.paid:
+            return self.paid[key]
 
         def at(steps):
             warmup, decay = config.warmup_steps, config.decay_steps
@@ -275,19 +279,28 @@ class Arms(dict):
                 raise Refused(f'{name}: the FLOPs of {self[name].flops} pay for less than a step')
             if steps == before:
                 break
-        near = [steps] if steps == before else range(max(1, steps - 3), steps + 4)
-        best = min(map(at, near), key=lambda each: abs(planned(each) - wanted))
-        return {key: getattr(best, key) for key in ('steps', 'warmup_steps', 'decay_steps')}
+        missed = {}             # {by how much: the settings}
+        for near in range(max(1, steps - 3), steps + 4):
+            with contextlib.suppress(Refused):          # too few for their growth
+                missed.setdefault(abs(planned(at(near)) - wanted), at(near))
+        best = vars(missed[min(missed)])
+        self.paid[key] = {each: best[each] for each in ('steps', 'warmup_steps', 'decay_steps')}
+        return self.paid[key]
 
     def add_partner(self, name, seed):
-        "The first arm with another one's FLOPs, unless that one has a partner already."
-        partners = self.partners_of(self.first)
-        if self[name].flops or name in (self.first, *(self[each].flops for each in partners)):
+        "The first arm with another one's FLOPs, unless it has as many itself, or a partner has."
+        begins = self[name].begins | self[self.first].begins
+        partners, partner = self.partners_of(self.first), f'{self.first} with the FLOPs of {name}'
+        is_paid = {name, self[name].flops} & {self.first, *(self[each].flops for each in partners)}
+        if self[name].partner_of or is_paid or partner in self:
             return
-        partner = f'{self.first} with the FLOPs of {name}'
+        if not begins and not self.waits(name):
+            own = self.cost(name, seed)
+            if any(is_same(own, self.cost(other, seed)) for other in (self.first, *partners)
+                   if not self.waits(other)):
+                return
         self.added.add(partner)
-        self[partner] = replace(self[self.first], flops=name, partner_of=self.first,
-                                begins=self[name].begins | self[self.first].begins)
+        self[partner] = replace(self[self.first], flops=name, begins=begins, partner_of=self.first)
         try:
             if not self.waits(partner):
                 self.argv(partner, seed)
@@ -297,15 +310,6 @@ class Arms(dict):
 
     def partners_of(self, name):
         return [other for other in self if self[other].partner_of == name]
-
-    def is_needless(self, name, seed, made):
-        """Has the arm that an added partner is like, or a partner of that one, such FLOPs already?
-        `made`: the (arm, seed) so far."""
-        flops, of = self[name].flops, self[name].partner_of
-        if name not in self.added or (flops, seed) not in made:
-            return False
-        others = [each for each in (of, *self.partners_of(of)) if (each, seed) in made]
-        return any(is_same(self.cost(flops, seed), self.cost(other, seed)) for other in others)
 
 
 def data_files(config):
@@ -333,7 +337,7 @@ class Left(Exception):
 
 
 class NoPartner(Left):
-    "The FLOPs of an arm do not pay for a partner."
+    "Another arm has the partner already, or these FLOPs pay for none."
 
 
 def make(arms, name, seed, made, folder):
@@ -341,7 +345,8 @@ def make(arms, name, seed, made, folder):
     edited = f'{name} was edited after this command had begun: start it again'
     if arms.folder(name, seed) != folder:
         raise Refused(edited)
-    needs = arms[name].begins | ({arms[name].flops} if arms[name].partner_of else set())
+    of = arms[name].partner_of
+    needs = arms[name].begins | ({arms[name].flops} if of else set())
     if missing := [other for other in sorted(needs) if (other, seed) not in made]:
         raise Left(f'{missing[0]}, which it needs, is not there')
     try:
@@ -352,6 +357,8 @@ def make(arms, name, seed, made, folder):
     except Refused as why:
         kind = NoPartner if name in arms.added else Left
         raise kind(str(why).removeprefix(f'{name}: ')) from None
+    if of and (first := arms.run_of.setdefault(tuple(words), name)) != name:
+        raise NoPartner(f'it is {first} once more')
     if not arms[name].is_cut and not is_whole(folder, config):
         tqdm.write(f'training {name}, seed {seed}, for {config.steps:,} steps', file=sys.stderr)
         train(words, folder)
@@ -468,8 +475,6 @@ def main(argv=None):
     folders = {job: arms.folder(*job) for job in jobs}      # by what the files say now
     rows, made, asked, left, first, has_failed = [], {}, {}, [], None, False
     for name, seed in tqdm(jobs, 'runs', unit='run'):
-        if arms.is_needless(name, seed, made):
-            continue
         try:
             folder = made[name, seed] = make(arms, name, seed, made, folders[name, seed])
             if arms[name].is_cut:

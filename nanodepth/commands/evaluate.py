@@ -103,8 +103,7 @@ def main(argv=None):
                           'the loss out by --measures=')
         rows += subject.rows(its_ways, notes, run=name, group=groups[name])
     if options.r and not any('--r=' in row['way'] for row in rows):
-        raise Refused(f'--r={options.r} is for models with a recurrent core, and none of these has '
-                      'one')
+        raise Refused('--r is for models with a recurrent core, and none of these has one')
     print_tables(of_one_kind(rows))
     if options.against:
         print()

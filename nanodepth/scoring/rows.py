@@ -184,7 +184,7 @@ class Subject:
         val = self.val
         if not val:
             return 'no data'
-        folders = ', '.join(f'{share / sum(val.quota):.0%} {shortest(each.folder)}'
+        folders = ', '.join(f'{100 * share / sum(val.quota):g}% {shortest(each.folder)}'
                             for each, share in zip(val.datasets, val.quota))
         return f'{val.batch_size} rows of {val.context} tokens a batch, {folders}'
 
