@@ -2,7 +2,9 @@
 import json
 import math
 import re
+import shutil
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -85,13 +87,21 @@ def test_a_checkpoint_grows(config):
     for name in files:          # which the data have from elsewhere, or not
         (Path(first.out_dir) / name).write_text('of the first')
     # 10 steps before the decay, a third of them shallow; with a rate of zero nothing else moves
-    c = config('deeper', init_from=f'{first.out_dir}/ckpt.pt', grow='lidas', n_layer=6, steps=14,
+    Path(first.out_dir, 'ckpt-9.pt').hardlink_to(Path(first.out_dir, 'ckpt.pt'))
+    c = config('deeper', init_from=f'{first.out_dir}/ckpt-9.pt', grow='lidas', n_layer=6, steps=14,
                warmup_steps=0, lr=0.0, weight_decay=0.0)
     train(c)
     expected = untie(load_model(first.out_dir), [0, 1, 2, 1, 2, 3]).state_dict()
     assert same(weights_of(c), expected)
     assert {line['step']: line['n_layer'] for line in log_of(c) if 'grown' in line} == {4: 6}
     assert {(Path(c.out_dir) / name).read_text() for name in files} == {'of the first'}
+    Path(first.out_dir, 'ckpt.pt').unlink()     # it begins once more, from what was kept
+    again = replace(c, out_dir=first.out_dir, grow=None, n_layer=4)
+    train(again)
+    (Path(c.out_dir) / files[0]).write_text('its own')
+    shutil.rmtree(first.out_dir)
+    train(replace(c, save_every=3))
+    assert (Path(c.out_dir) / files[0]).read_text() == 'its own'
 
 
 # 1, 2, 3, 4 layers from steps 0, 2, 7, 14

@@ -114,14 +114,15 @@ def whole(path):
 
 
 def prepare_folder(out, config, datasets):
-    "Makes a run's folder, with run.json and the files of init_from's tokenizer or of its data's."
-    parent, about = Path(config['init_from'] or ''), datasets[0].about
-    parent = parent.parent if parent.is_file() else parent
-    has_own = config['init_from'] and (parent / 'tokenizer.json').exists()
+    "Makes a run's folder, with run.json and its tokenizer: what its data say, then what init_from."
+    parent, about = Path(config['init_from'] or out), datasets[0].about
     out.mkdir(parents=True, exist_ok=True)
-    for pattern in ('*token*.json', 'generation_config.json', '*.jinja'):
-        for path in (parent if has_own else datasets[0].folder).glob(pattern):
-            shutil.copy(path, out)
+    folders = datasets[0].folder, parent if parent.is_dir() else parent.parent
+    for folder in () if (out / 'ckpt.pt').exists() else folders:        # a resumed run has its own
+        for pattern in ('*token*.json', 'generation_config.json', '*.jinja'):
+            for path in folder.glob(pattern):
+                with contextlib.suppress(shutil.SameFileError):
+                    shutil.copy(path, out)
     with whole(out / 'run.json') as new:
         new.write_text(json.dumps(dict(
             tokenizer=about['tokenizer'], fingerprint=about['fingerprint'], config=config,

@@ -12,6 +12,7 @@ import functools
 import inspect
 import itertools
 import operator
+import weakref
 
 import torch
 
@@ -25,6 +26,8 @@ from nanodepth.looping.window import Loop
 from nanodepth.model import spans_in, unrolled
 from nanodepth.wrapper import Window as PlainWindow, around
 
+# {a model of ours: {each with that is open, in the order of entering: the order that it found}}
+BEFORE = weakref.WeakKeyDictionary()
 # lists that a config has, an entry for each layer
 EACH_LAYER = ('layer_types', 'layers_block_type', 'no_rope_layers', 'mlp_layer_types',
               'layer_rope_theta')
@@ -85,16 +88,17 @@ def in_order(model, order):
         for span in spans_in(order):
             if getattr(span, 'pin', None):
                 raise Refused(f'pin={span.pin!r}: the layers have no router beside experts')
-        orders = vars(model).setdefault('orders', {None: model.order})      # of all open withs
-        this = object()
-        orders[this] = model.order = order
+        before, this = BEFORE.setdefault(model, {}), object()
+        before[this], model.order = model.order, order
         try:
             yield model
         finally:
-            del orders[this]            # which may not be the last one: a notebook closes any
-            model.order = [*orders.values()][-1]
-            if len(orders) == 1:
-                del model.orders
+            entered = [*before]
+            later = entered[entered.index(this) + 1:]
+            if later:           # in a notebook an earlier one may be closed first
+                before[later[0]] = before.pop(this)
+            else:
+                model.order = before.pop(this)
     else:
         with exchanged(getattr(model, '_orig_mod', model), [*map(as_ours, order)]):
             yield model         # as it was given: torch.compile's has the other one within
@@ -129,7 +133,7 @@ def exchanged(model, order):
             for router in routers:
                 stack.callback(router.register_forward_hook(loop.pin).remove)
             for place in within:
-                vars(place).update(arrive=loop.arrive, ends=place is within[-1])
+                vars(place).update(arrive=loop.arrive)
         holder, name = next((module, name) for module in model.modules()
                             for name, child in module._modules.items() if child is layers)
         refuse = functools.partial(refuse_changed, name, layers, [*layers])

@@ -268,11 +268,7 @@ def write_checkpoint(model, folder, tensors, config_json, tokenizer, files=None,
                             eos_token_id=None)
         if tokenizer is not None:
             write_tokenizer(tokenizer, folder, model.config.context)
-            words = get_tokenizer(folder)
-            if words.n_vocab > model.config.vocab_size:
-                raise Refused(f'the tokenizer {tokenizer} has {words.n_vocab:,} tokens, and the '
-                              f'model reads {model.config.vocab_size:,}')
-            begin, end = marks_of(folder, words)
+            begin, end = marks_of(folder, get_tokenizer(folder))
             asks = generation_of(folder)        # which says more, if it is there
             config_json |= dict(bos_token_id=asks.get('bos_token_id', begin),
                                 eos_token_id=asks.get('eos_token_id', end))
