@@ -150,6 +150,9 @@ def test_a_partner_has_the_flops_and_a_cool_down_in_proportion(tmp_path):
     # d has c's, for which no partner was added; what was written stays
     assert arms.partners_of('a')[:2] == ['a with the FLOPs of b', 'a with the FLOPs of d']
     assert '--lr=2' in arms.argv('a with the FLOPs of e', 0)[1]
+    of_another = Arms(dict(a='config/baseline.py', b='a --n_layer=6', c='a --n_layer=12',
+                           more='b --flops=c'), tmp_path, partners=True, against=dict(c='more'))
+    assert 'a with the FLOPs of more' in of_another
 
 
 def test_what_a_model_begins_from_counts(data, tmp_path):
@@ -411,20 +414,23 @@ def test_a_diverged_arm_is_named_and_the_tables_stand(call, tmp_path, capsys):
 
 def test_what_cannot_be_made_is_left_out_and_two_arms_of_equal_flops_have_one_partner(
         call, tmp_path, capsys):
-    file = write(tmp_path / 'f.py', f'arms = dict(a={BASE!r}, cut="cut {{a}} 1-1-1",\n'
+    base = f'{BASE} --keep_every=12'
+    file = write(tmp_path / 'f.py', f'arms = dict(a={base!r}, cut="cut {{a}} 1-1-1",\n'
                  'c1="config/retrofit.py --init_from={cut}", c2="c1 --lr=1e-3",\n'
+                 'half="a --init_from={a}/ckpt-12.pt --steps=12 --warmup_steps=0",\n'
                  'bad="cut {a} 4-4-4", d="config/retrofit.py --init_from={bad}")\n')
     with pytest.raises(SystemExit, match='1'):
         call(file, '--seeds=1', '--measures=loss')
     said = capsys.readouterr().out
-    assert call.runs == ['a-0', 'c1-0', 'c2-0', 'a_with_the_FLOPs_of_c1-0']
+    assert call.runs == ['a-0', 'half-0', 'c1-0', 'c2-0', 'a_with_the_FLOPs_of_c1-0']
     for name, why in (('bad', 'the shape 4-4-4 has no core, or more layers'),
                       ('d', 'bad, which it needs, is not there'),
                       ('a with the FLOPs of d', 'bad, which it needs, is not there'),
+                      ('a with the FLOPs of half', 'it is a once more'),
                       ('a with the FLOPs of c2', 'it is a with the FLOPs of c1 once more')):
         assert f'{name}, seed 0, is in no mean: {why}' in said
     assert [row['compared with'] for row in table_of(said, 'loss') if row['compared with']] == [
-        'a', 'a with the FLOPs of c1, equal training FLOPs'] * 2
+        'a, equal training FLOPs', *['a', 'a with the FLOPs of c1, equal training FLOPs'] * 2]
 
 
 METRIC = """

@@ -152,7 +152,7 @@ class Arms(dict):
 
     def __init__(self, lines, out, more=(), partners=False, against=(), seed=0):
         self.out, self.more = out, [*more]
-        self.run_of = {}        # {the words of a partner: the first arm that had them}
+        self.run_of = {}        # {(an arm, settings): itself or its partner that had them first}
         self.added = set()      # the partners that nobody has written
         self.paid = {}          # {settings and FLOPs: what `with_flops` gives}
         arms = {name: read_arm(name, lines) for name in lines}
@@ -292,7 +292,7 @@ class Arms(dict):
         begins = self[name].begins | self[self.first].begins
         partners, partner = self.partners_of(self.first), f'{self.first} with the FLOPs of {name}'
         is_paid = {name, self[name].flops} & {self.first, *(self[each].flops for each in partners)}
-        if self[name].partner_of or is_paid or partner in self:
+        if is_paid or partner in self:
             return
         if not begins and not self.waits(name):
             own = self.cost(name, seed)
@@ -345,8 +345,7 @@ def make(arms, name, seed, made, folder):
     edited = f'{name} was edited after this command had begun: start it again'
     if arms.folder(name, seed) != folder:
         raise Refused(edited)
-    of = arms[name].partner_of
-    needs = arms[name].begins | ({arms[name].flops} if of else set())
+    needs = arms[name].begins | ({arms[name].flops} if arms[name].partner_of else set())
     if missing := [other for other in sorted(needs) if (other, seed) not in made]:
         raise Left(f'{missing[0]}, which it needs, is not there')
     try:
@@ -357,9 +356,13 @@ def make(arms, name, seed, made, folder):
     except Refused as why:
         kind = NoPartner if name in arms.added else Left
         raise kind(str(why).removeprefix(f'{name}: ')) from None
-    if of and (first := arms.run_of.setdefault(tuple(words), name)) != name:
+    if arms[name].is_cut:
+        return folder
+    of = arms[name].partner_of or name
+    first = arms.run_of.setdefault((of, json.dumps(as_written(config))), name)
+    if name in arms.added and first != name:
         raise NoPartner(f'it is {first} once more')
-    if not arms[name].is_cut and not is_whole(folder, config):
+    if not is_whole(folder, config):
         tqdm.write(f'training {name}, seed {seed}, for {config.steps:,} steps', file=sys.stderr)
         train(words, folder)
         if arms.folder(name, seed) != folder:
