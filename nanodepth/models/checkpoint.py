@@ -32,8 +32,8 @@ def kind_of(path):
     if on_hub(path) or (Path(path) / 'config.json').exists():
         return read_json(local_folder(path) / 'config.json').get('model_type')
     parent = Path(path).parent
-    beside = [str(p) for p in (parent.iterdir() if parent.is_dir() else ())
-              if p != Path(path) and p.suffix != '.tmp']
+    beside = [str(p) for p in (parent.iterdir() if parent.is_dir() else ()) if p != Path(path)
+              and (p.is_dir() or p.suffix == '.pt') and p.suffix != '.tmp']
     raise Refused(f'there is no checkpoint at {path} (no {file}){nearest(path, beside)}')
 
 
