@@ -99,6 +99,14 @@ def test_a_line_is_a_config_a_variant_or_a_cut(data, tmp_path):
     assert arms.config('plain')[0].lr == 4e-3
 
 
+AGAIN = '''from model import Span
+class Again(Span):
+    def flops(self, model, context):
+        return {} * super().flops(model, context)
+n_layer, order = 4, [0, Again([1, 2]), 3]
+'''
+
+
 def total(arms, name):
     "The FLOPs of an arm, with those of what it begins from."
     config, _ = arms.argv(name, 0)
@@ -153,6 +161,11 @@ def test_a_partner_has_the_flops_and_a_cool_down_in_proportion(tmp_path):
     of_another = Arms(dict(a='config/baseline.py', b='a --n_layer=6', c='a --n_layer=12',
                            more='b --flops=c'), tmp_path, partners=True, against=dict(c='more'))
     assert 'a with the FLOPs of more' in of_another
+    for n in (2, 4):            # two classes of one name
+        write(tmp_path / f's{n}.py', AGAIN.format(n))
+    spans = Arms(dict(a='config/baseline.py --n_layer=4', x=f'{tmp_path}/s2.py --flops=a',
+                      y=f'{tmp_path}/s4.py --flops=a'), tmp_path)
+    assert schedule(spans, 'x')[0] > 1.4 * schedule(spans, 'y')[0]
 
 
 def test_what_a_model_begins_from_counts(data, tmp_path):

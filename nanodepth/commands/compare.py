@@ -154,7 +154,6 @@ class Arms(dict):
         self.out, self.more = out, [*more]
         self.run_of = {}        # {(an arm, settings): itself or its partner that had them first}
         self.added = set()      # the partners that nobody has written
-        self.paid = {}          # {settings and FLOPs: what `with_flops` gives}
         arms = {name: read_arm(name, lines) for name in lines}
         try:
             order = [*graphlib.TopologicalSorter({
@@ -263,9 +262,7 @@ class Arms(dict):
         wanted = flops - inherited(config)
         words = *self.more, *self[name].words
         decays = [word[14:] for word in words if word.startswith('--decay_steps=')]
-        keeps = bool(decays) and isinstance(as_kind(decays[-1], int | float), int)
-        if (key := json.dumps([as_written(config), wanted, keeps])) in self.paid:
-            return self.paid[key]
+        keeps = decays and isinstance(as_kind(decays[-1], int | float), int)
 
         def at(steps):
             warmup, decay = config.warmup_steps, config.decay_steps
@@ -284,8 +281,7 @@ class Arms(dict):
             with contextlib.suppress(Refused):          # too few for their growth
                 missed.setdefault(abs(planned(at(near)) - wanted), at(near))
         best = vars(missed[min(missed)])
-        self.paid[key] = {each: best[each] for each in ('steps', 'warmup_steps', 'decay_steps')}
-        return self.paid[key]
+        return {key: best[key] for key in ('steps', 'warmup_steps', 'decay_steps')}
 
     def add_partner(self, name, seed):
         "The first arm with another one's FLOPs, unless it has as many itself, or a partner has."
