@@ -113,16 +113,17 @@ def total(arms, name):
     return planned(config) + compare.inherited(config)
 
 
+def schedule(arms, name):
+    config, _ = arms.argv(name, 0)
+    return config.steps, config.warmup_steps, config.decay_steps
+
+
 def test_a_partner_has_the_flops_and_a_cool_down_in_proportion(tmp_path):
     arms = Arms(dict(plain='config/baseline.py', grown='config/lidas.py',
                      less='grown --flops=half',
                      half='config/baseline.py --n_layer=4'), tmp_path, partners=True)
     partner = 'plain with the FLOPs of grown'
     assert partner in arms.added and 'less' not in arms.added       # which fails if it must
-
-    def schedule(arms, name):
-        config, _ = arms.argv(name, 0)
-        return config.steps, config.warmup_steps, config.decay_steps
     assert schedule(arms, partner) == (482, 50, 96)
     for name, other in ((partner, 'grown'), ('less', 'half')):      # less grows
         assert total(arms, name) == pytest.approx(total(arms, other), rel=0.003)
@@ -145,27 +146,36 @@ def test_a_partner_has_the_flops_and_a_cool_down_in_proportion(tmp_path):
     aside = Arms(dict(a='config/baseline.py', b='a --grow=lidas', c='a --steps=300'), tmp_path,
                  partners=True, against=dict(c='b'))
     assert aside.partners_of('a') == ['a with the FLOPs of b']
-    loop = 'config/baseline.py --n_layer=4 --cooldown_loop=4x4'         # a part of it is fixed
-    arms = Arms({'a': f'{loop} --steps=40', 'b': 'config/baseline.py --n_layer=4 --steps=30',
-                 'c': 'b --steps=80', 'd': 'a --flops=c --lr=1', 'e': 'b --steps=99',
-                 'a with the FLOPs of e': 'a --flops=e --lr=2'}, tmp_path, partners=True,
-                against=dict(b='a', c='b'))
+
+
+def test_an_arms_steps_are_the_nearest_and_its_own(tmp_path):
+    "Where a part of the cost is fixed, and where two classes have one name."
+    loop = 'config/baseline.py --n_layer=4 --cooldown_loop=4x4'
+    arms = Arms(dict(a=f'{loop} --steps=40', b='config/baseline.py --n_layer=4 --steps=30',
+                     less='a --flops=b'), tmp_path)
     wanted, (own, _) = total(arms, 'b'), arms.config('a')
-    steps, _, _ = schedule(arms, 'a with the FLOPs of b')
+    steps, _, _ = schedule(arms, 'less')
     missed = {n: abs(planned(replace(own, steps=n, decay_steps=round(own.decay_steps * n / 40),
                                      warmup_steps=0)) - wanted) for n in range(10, 30)}
     assert steps == min(missed, key=missed.get) == 18
+    for n in (2, 4):
+        write(tmp_path / f's{n}.py', AGAIN.format(n))
+    spans = Arms(dict(a='config/baseline.py --n_layer=4', x=f'{tmp_path}/s2.py --flops=a',
+                      y=f'{tmp_path}/s4.py --flops=a'), tmp_path)
+    assert schedule(spans, 'x')[0] > 1.4 * schedule(spans, 'y')[0]
+
+
+def test_which_arms_have_a_partner(tmp_path):
+    arms = Arms({'a': 'config/baseline.py --n_layer=4 --steps=400', 'b': 'a --n_layer=2',
+                 'c': 'b --steps=800', 'd': 'a --flops=c --lr=1', 'e': 'b --steps=990',
+                 'a with the FLOPs of e': 'a --flops=e --lr=2'}, tmp_path, partners=True,
+                against=dict(b='a', c='b'))
     # d has c's, for which no partner was added; what was written stays
     assert arms.partners_of('a')[:2] == ['a with the FLOPs of b', 'a with the FLOPs of d']
     assert '--lr=2' in arms.argv('a with the FLOPs of e', 0)[1]
     of_another = Arms(dict(a='config/baseline.py', b='a --n_layer=6', c='a --n_layer=12',
                            more='b --flops=c'), tmp_path, partners=True, against=dict(c='more'))
     assert 'a with the FLOPs of more' in of_another
-    for n in (2, 4):            # two classes of one name
-        write(tmp_path / f's{n}.py', AGAIN.format(n))
-    spans = Arms(dict(a='config/baseline.py --n_layer=4', x=f'{tmp_path}/s2.py --flops=a',
-                      y=f'{tmp_path}/s4.py --flops=a'), tmp_path)
-    assert schedule(spans, 'x')[0] > 1.4 * schedule(spans, 'y')[0]
 
 
 def test_what_a_model_begins_from_counts(data, tmp_path):

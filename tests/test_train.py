@@ -83,25 +83,32 @@ def test_a_run_learns_and_leaves_its_files(config):
 def test_a_checkpoint_grows(config):
     first = config('first', n_layer=4)
     train(first)
-    files = 'tokenizer.json', 'generation_config.json', 'chat_template.jinja'
-    for name in files:          # which the data have from elsewhere, or not
-        (Path(first.out_dir) / name).write_text('of the first')
     # 10 steps before the decay, a third of them shallow; with a rate of zero nothing else moves
-    Path(first.out_dir, 'ckpt-9.pt').hardlink_to(Path(first.out_dir, 'ckpt.pt'))
-    c = config('deeper', init_from=f'{first.out_dir}/ckpt-9.pt', grow='lidas', n_layer=6, steps=14,
-               warmup_steps=0, lr=0.0, weight_decay=0.0)
+    c = config('deeper', init_from=first.out_dir, grow='lidas', n_layer=6, steps=14, warmup_steps=0,
+               lr=0.0, weight_decay=0.0)
     train(c)
     expected = untie(load_model(first.out_dir), [0, 1, 2, 1, 2, 3]).state_dict()
     assert same(weights_of(c), expected)
     assert {line['step']: line['n_layer'] for line in log_of(c) if 'grown' in line} == {4: 6}
-    assert {(Path(c.out_dir) / name).read_text() for name in files} == {'of the first'}
-    Path(first.out_dir, 'ckpt.pt').unlink()     # it begins once more, from what was kept
-    again = replace(c, out_dir=first.out_dir, grow=None, n_layer=4)
-    train(again)
-    (Path(c.out_dir) / files[0]).write_text('its own')
+
+
+def test_a_run_keeps_the_words_of_what_it_begins_from(config):
+    "Its chat template and how its texts end may be others than those of the data."
+    first = config('first')
+    train(first)
+    files = 'tokenizer.json', 'generation_config.json', 'chat_template.jinja'
+    for name in files:
+        Path(first.out_dir, name).write_text('of the first')
+    Path(first.out_dir, 'ckpt-4.pt').hardlink_to(Path(first.out_dir, 'ckpt.pt'))
+    c = config('second', init_from=f'{first.out_dir}/ckpt-4.pt')
+    train(c)
+    assert {Path(c.out_dir, name).read_text() for name in files} == {'of the first'}
+    Path(first.out_dir, 'ckpt.pt').unlink()     # it begins once more in the folder of its parent
+    train(replace(c, out_dir=first.out_dir))
+    Path(c.out_dir, files[0]).write_text('its own')
     shutil.rmtree(first.out_dir)
-    train(replace(c, save_every=3))
-    assert (Path(c.out_dir) / files[0]).read_text() == 'its own'
+    train(replace(c, save_every=3))             # a resumed run has them already
+    assert Path(c.out_dir, files[0]).read_text() == 'its own'
 
 
 # 1, 2, 3, 4 layers from steps 0, 2, 7, 14

@@ -114,7 +114,7 @@ def whole(path):
 
 
 def prepare_folder(out, config, datasets):
-    "Makes a run's folder, with run.json and its tokenizer: what its data say, then what init_from."
+    "Makes a run's folder: run.json, and files of the tokenizer, its data's and then init_from's."
     parent, about = Path(config['init_from'] or out), datasets[0].about
     out.mkdir(parents=True, exist_ok=True)
     folders = datasets[0].folder, parent if parent.is_dir() else parent.parent

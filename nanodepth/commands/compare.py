@@ -150,7 +150,7 @@ def read_arm(name, lines):
 class Arms(dict):
     "{name: Arm}, each behind those that it needs."
 
-    def __init__(self, lines, out, more=(), partners=False, against=(), seed=0):
+    def __init__(self, lines, out, more=(), partners=False, against={}, seed=0):
         self.out, self.more = out, [*more]
         self.run_of = {}        # {(an arm, settings): itself or its partner that had them first}
         self.added = set()      # the partners that nobody has written
@@ -170,7 +170,7 @@ class Arms(dict):
                 planned(self.argv(name, seed)[0])
         self.first = next(name for name in lines if not arms[name].is_cut)
         for name in self.trained() if partners else ():
-            if dict(against).get(name, self.first) == self.first:
+            if against.get(name, self.first) == self.first:     # it is compared with no other
                 self.add_partner(name, seed)
 
     def waits(self, name):
@@ -258,7 +258,8 @@ class Arms(dict):
     def with_flops(self, name, config, flops):
         """The settings with which a config costs so many FLOPs: its steps, its own warm-up if that
         fits, and a cool-down in proportion, unless the line has one in steps. In a model that grows
-        the cost is not quite in proportion to the steps, so it is tried again."""
+        the cost is not quite in proportion to the steps, so it is tried again, and at last beside
+        what came out."""
         wanted = flops - inherited(config)
         words = *self.more, *self[name].words
         decays = [word[14:] for word in words if word.startswith('--decay_steps=')]
@@ -269,19 +270,25 @@ class Arms(dict):
             own = decay if keeps else max(round(decay * steps / config.steps), min(1, decay))
             return replace(config, steps=steps, decay_steps=own, warmup_steps=(
                 warmup if warmup + own <= steps else warmup * steps // config.steps))
+
+        @functools.cache
+        def cost(steps):
+            return planned(at(steps))
+
+        def missed(steps):
+            with contextlib.suppress(Refused):          # so few may be too few to grow in
+                return abs(cost(steps) - wanted) if steps else math.inf
+            return math.inf
         steps = config.steps
         for _ in range(20):
-            before, steps = steps, round(steps * wanted / planned(at(steps)))
+            before, steps = steps, round(steps * wanted / cost(steps))
             if steps < 1:
                 raise Refused(f'{name}: the FLOPs of {self[name].flops} pay for less than a step')
             if steps == before:
                 break
-        missed = {}             # {by how much: the settings}
-        for near in range(max(1, steps - 3), steps + 4):
-            with contextlib.suppress(Refused):          # too few for their growth
-                missed.setdefault(abs(planned(at(near)) - wanted), at(near))
-        best = vars(missed[min(missed)])
-        return {key: best[key] for key in ('steps', 'warmup_steps', 'decay_steps')}
+        while (nearer := min(steps, steps - 1, steps + 1, key=missed)) != steps:
+            steps = nearer
+        return {key: getattr(at(steps), key) for key in ('steps', 'warmup_steps', 'decay_steps')}
 
     def add_partner(self, name, seed):
         "The first arm with another one's FLOPs, unless it has as many itself, or a partner has."

@@ -221,8 +221,8 @@ class Place:
         return self.arrive(self, x, kwargs) if self.arrive else self.run(x, **kwargs)
 
     def run(self, *args, **kwargs):
-        """An ordinary call of the layer. If that is elsewhere of its own, it has its place as its
-        index in the KV cache meanwhile, so one thread after the other runs it."""
+        """An ordinary call of the layer. Where layers were moved, it has its place as its index in
+        the KV cache meanwhile, so one thread after the other runs it."""
         if not self.moved:
             return self.layer(*args, **kwargs)
         with contextlib.nullcontext() if torch.compiler.is_compiling() else self.lock:
