@@ -60,6 +60,13 @@ def pytest_collection_finish():
 
 
 @pytest.fixture(autouse=True)
+def sigterm_ends_a_process():
+    "After every test, too: a pool of processes that begins later waits forever for one it spares."
+    yield
+    assert signal.signal(signal.SIGTERM, signal.SIG_DFL) == signal.SIG_DFL
+
+
+@pytest.fixture(autouse=True)
 def no_pictures_and_no_look_around(request, monkeypatch):
     monkeypatch.setattr(train, 'backward', train.backward)      # what `at_step` changes ends here
     BROUGHT.clear()             # of --classes in another test

@@ -385,6 +385,17 @@ def is_whole(folder, config):
     return saved['step'] == config.steps
 
 
+@contextlib.contextmanager
+def sigterm_is_ctrl_c():
+    "In here only: a pool of processes, as lm-eval has, waits forever for one that SIGTERM spared."
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@sigterm_is_ctrl_c()
 def train(words, folder):
     """train.py in a process of its own. Its line, and what it says, stand in a file in the folder.
     Ctrl-C and SIGTERM end it at its step, and then this one."""
@@ -476,7 +487,6 @@ def main(argv=None):
                 options.against, seeds[0])
     for name in (*options.ways, *options.against, *options.against.values()):
         check_choice('the arm', name, arms.trained())
-    signal.signal(signal.SIGTERM, signal.default_int_handler)       # as Ctrl-C
     jobs = [(name, seed) for seed in seeds for name in arms]
     folders = {job: arms.folder(*job) for job in jobs}      # by what the files say now
     rows, made, asked, left, first, has_failed = [], {}, {}, [], None, False
