@@ -138,7 +138,7 @@ def walk(page, file, out, by_keys):
     step(5, again=True)
     assert "'rk'" in python() and f'{depth + 12} layer runs' in page.inner_text('#cost')
     step(6)
-    assert tiles.count() == 6 and 'r=1' in python()
+    assert tiles.count() == 6 and '.r = 1' in python()
     step(6, again=True)
     assert tiles.count() == 12 and page.is_visible('#core')
     assert not errors, errors
