@@ -294,7 +294,7 @@ def begin(c, machine, open_parent):
     measured = measure(run, c.metric) if step == 0 else {}
     # its folder: what was refused until here has left none
     if RANK == 0:
-        prepare_folder(out, config, data['data'].datasets)
+        prepare_folder(out, config, data['data'].datasets, parent.get('copy_words'))
         run.log = open_log(out, step)
         if c.wandb:
             import wandb

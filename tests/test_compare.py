@@ -175,7 +175,11 @@ def test_which_arms_have_a_partner(tmp_path):
     assert '--lr=2' in arms.argv('a with the FLOPs of e', 0)[1]
     of_another = Arms(dict(a='config/baseline.py', b='a --n_layer=6', c='a --n_layer=12',
                            more='b --flops=c'), tmp_path, partners=True, against=dict(c='more'))
-    assert 'a with the FLOPs of more' in of_another
+    partner = 'a with the FLOPs of more'
+    assert partner in of_another and of_another.paid_for(partner) == 'c'
+    variant = Arms(dict(a='config/baseline.py', b='a --n_layer=6', c='a --n_layer=12',
+                        less='a --flops=b', least='less --flops=c'), tmp_path, partners=True)
+    assert variant.partners_of('a') == ['less', 'least'] and not variant.added
 
 
 def test_what_a_model_begins_from_counts(data, tmp_path):
@@ -202,6 +206,11 @@ def test_what_begins_from_a_published_model_is_compared_by_its_own_flops(call, t
     line = f'config/baseline.py --init_from={tmp_path}/published'
     said = call(line, f'{line} --steps=30', '--measures=loss', '--seeds=1')
     assert 'with the FLOPs of' in said and 'equal training FLOPs' in said
+    arms = dict(first=line, longer=f'{line} --steps=30', new='config/baseline.py --n_layer=4')
+    said = call(write(tmp_path / 'three.py', f'arms, measures = {arms}, ("loss",)'), '--seeds=1')
+    assert [row['compared with'] for row in table_of(said, 'loss')] == [
+        '', 'first', 'first with the FLOPs of longer, equal training FLOPs', 'first', '']
+    assert len(call.runs) == 4          # and no partner, as what that has cost is unknown
 
 
 @pytest.mark.parametrize('lines, said', [
@@ -325,6 +334,27 @@ def test_a_folder_is_named_by_all_that_decides_what_will_stand_in_it(data, tmp_p
         before, first = first, folders()
         assert changed(before, first) == children
     del sys.modules['distant']
+
+
+def test_datasets_that_change_places_are_others(data, tmp_path):
+    def folder():
+        lines = dict(a=f'config/baseline.py --data={tmp_path}/one --cooldown_data={tmp_path}/two')
+        return Arms(lines, tmp_path).folder('a', 0)
+    for name in ('one', 'two'):
+        shutil.copytree(data, tmp_path / name)
+    same = folder()
+    write(tmp_path / 'one/val.json', (data / 'val.json').read_text() + ' ')
+    before = folder()
+    for old, new in (('one', 'was'), ('two', 'one'), ('was', 'two')):
+        (tmp_path / old).rename(tmp_path / new)
+    assert len({same, before, folder()}) == 3
+
+
+def test_a_run_that_is_killed_is_no_run_that_failed(tmp_path, monkeypatch):
+    killed = lambda *_, **how: SimpleNamespace(returncode=-9, wait=lambda: None)
+    monkeypatch.setattr(compare, 'subprocess', SimpleNamespace(Popen=killed))
+    with pytest.raises(compare.Left, match='it was killed by SIGKILL'):
+        compare.train([], tmp_path / 'run')
 
 
 def test_of_a_parent_for_each_seed_that_one_counts(tiny, data, tmp_path):

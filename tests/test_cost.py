@@ -23,7 +23,7 @@ RUNS = {name: [f'config/{config}.py', *flags.split()] for name, config, flags in
 
 @pytest.mark.parametrize('name', RUNS)
 def test_every_run_of_the_table_can_be_planned_and_costed(name, capsys, monkeypatch, tiny):
-    parent = tiny(n_layer=8)
+    parent = tiny(n_layer=8, context=4096)
     if 'retrofit' in name and not name.endswith('dense'):
         parent = surgery(parent, '2-4-2')
     monkeypatch.setattr(command, 'open_path', lambda path, classes=(): ({}, parent))

@@ -40,7 +40,7 @@ from nanodepth.scoring.scores import data_scores, how_to_prepare, open_data
 from nanodepth.scoring.way import Way
 from nanodepth.text import primitives, tokenizer as tokenizer_file, tokens as tokens_file
 from nanodepth.text.primitives import Example, few_shot, TASKS, TOY_TASKS
-from nanodepth.text.tokenizer import get_tokenizer
+from nanodepth.text.tokenizer import copy_tokenizer, get_tokenizer
 from nanodepth.text.tokens import number, write_dataset
 from nanodepth.train import train
 from nanodepth.training import loader as loader_file
@@ -153,6 +153,11 @@ def test_a_dry_run_checks_the_checksums(data, tmp_path, capsys):
     nanodepth('train', [f'--data={data}', '--dry_run'])
     said = capsys.readouterr().out
     assert f'{data}, val: 800 tokens of' in said and 'checksums right; it begins' in said
+    copy_tokenizer(bpe(tmp_path / 'bpe'), data)         # its own, of a name that is nowhere else
+    for split in ('train', 'val'):
+        path = data / f'{split}.json'
+        path.write_text(path.read_text().replace('"bytes"', '"elsewhere"'))
+    nanodepth('train', [f'--data={data}', '--dry_run'])
     raw = bytearray((data / 'val_000.bin').read_bytes())
     raw[100] ^= 1
     (data / 'val_000.bin').write_bytes(raw)

@@ -29,7 +29,8 @@ from nanodepth.models.hf_recurrent import save_raven
 from nanodepth.models.modeling_recurrent import RavenForCausalLM, RecurrentConfig
 from nanodepth.retrofit import core_of, new_adapter, parts_of, surgery
 from nanodepth.text import primitives
-from nanodepth.text.tokenizer import as_tokenizers, get_tokenizer, start_of_document
+from nanodepth.text.tokenizer import (as_tokenizers, generation_of, get_tokenizer,
+                                      start_of_document)
 from nanodepth.train import train
 
 transformers.utils.logging.disable_progress_bar()
@@ -198,6 +199,14 @@ def edit(path, **changes):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
+def test_a_head_that_still_equals_the_embedding_is_one_of_its_own(tmp_path, tiny):
+    model = tiny(tie_embeddings=False)
+    model.head.weight.data.copy_(model.embed.weight)
+    save_hf(model, tmp_path / 'x', tokenizer='bytes')
+    back = load_hf(tmp_path / 'x')
+    assert not back.config.tie_embeddings and back.head.weight is not back.embed.weight
+
+
 def test_weights_are_read_as_they_are_and_from_safetensors_alone(tmp_path):
     reference, tokens = theirs(tmp_path / 'x'), torch.arange(12)[None]
     edit(tmp_path / 'x/config.json', tie_word_embeddings=True)      # it has a head of its own
@@ -364,6 +373,13 @@ def test_transformers_opens_ours_by_the_code_in_the_folder(tiny, tmp_path, name)
         own = {depth: own[depth if depth < 7 else depth + 4] for depth in range(8)}
         assert torch.allclose(theirs(tokens[:, 9:10], past_key_values=cache, num_steps=3).logits,
                               model(tokens[:, 9:10], cache=own), atol=1e-5)
+        began = theirs(tokens[:, :9]).past_key_values       # kept unless it is told otherwise
+        assert began.get_seq_length() == 9 and not theirs(tokens, use_cache=False).past_key_values
+        theirs.config.output_hidden_states = True
+        with pytest.raises(TypeError, match='output_hidden_states'):
+            theirs(tokens)
+        theirs(tokens, output_hidden_states=False)
+        theirs.config.output_hidden_states = False
         for asked in (dict(kv_store=cache), dict(return_dict=False)):
             with pytest.raises(TypeError, match=[*asked][0]):
                 theirs(tokens, **asked)
@@ -512,8 +528,10 @@ def test_no_stranger_is_asked_in(tmp_path, monkeypatch, tiny, capsys):
 
 def test_an_export_keeps_what_was_trained_and_says_how_near_it_came(config, tiny, tmp_path, capsys):
     save_hf(tiny(vocab_size=257).bfloat16(), tmp_path / 'hf', tokenizer='bytes')
+    edit(tmp_path / 'hf/config.json', eos_token_id=[256, 7])
     c = config(init_from=str(tmp_path / 'hf'))
     train(c, open_parent)
+    assert generation_of(c.out_dir)['eos_token_id'] == [256, 7]     # its parent's, and no data's
     nanodepth('export', [c.out_dir, str(tmp_path / 'out')])
     assert capsys.readouterr().out.rstrip().splitlines()[-1].startswith(
         f'{tmp_path / "out"} was opened again: the logits of 16 tokens differ by at most 0, and')

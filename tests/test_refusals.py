@@ -21,6 +21,8 @@ REFUSALS = [
     ([*TRAIN, '--dry_run', '--data=data/toi'], 'vocab_size is unknown'),
     ([*TRAIN, '--dry_run', '--recurrence=4'], 'recurrence is for a core'),
     ([*TRAIN, '--dry_run', '--data={data},{words}'], 'a model has one tokenizer, and these data'),
+    ([*TRAIN, '--dry_run', '--data={words}', '--init_from={run}'], 'a model has one tokenizer'),
+    ([*TRAIN, '--dry_run', '--init_from={run}', '--context=999'], '999 tokens are more than the'),
     (['cut', '{run}', '1-1', '--out={out}'], 'the shape 1-1 is not three numbers'),
     (['cut', '{run}', '1-1-1', '--out={out}', '--layers=0/9/1'], 'has the layers 0 to 3'),
     (['evaluate', '{run}'], 'does not say what it was trained on'),

@@ -231,14 +231,14 @@ def test_a_with_leaves_no_trace(six, looped):
 
 
 def test_withs_of_a_notebook_end_in_any_order(six):
-    t, plain = tokens(), six(tokens())
+    t, plain, given = tokens(), six(tokens()), torch.compile(six)
     with looped(six, WINDOW, K=2):
         want = six(t)
     with restored(six):
         one, two = (contextlib.ExitStack() for _ in range(2))
-        for stack, K in ((one, 3), (two, 2)):       # a cell that is run twice
-            stack.enter_context(in_order(six, np.arange(6)))
-            stack.enter_context(looped(six, WINDOW, K=K))
+        for stack, model, K in ((one, given, 3), (two, six, 2)):    # a cell that is run twice
+            stack.enter_context(in_order(model, np.arange(6)))
+            stack.enter_context(looped(model, WINDOW, K=K))
         one.close()
         assert torch.equal(six(t), want)
         copied = copy.deepcopy(six)         # it knows of no with, and what it is told stays
@@ -249,11 +249,21 @@ def test_withs_of_a_notebook_end_in_any_order(six):
         assert torch.equal(six(t), plain) and copied.order == [0, 1]
 
 
+def test_windows_that_are_made_before_they_are_entered(six):
+    one, two = looped(six, (0, 0)), looped(six, (2, 3))
+    with one, two:
+        assert [isinstance(item, Window) for item in six.order] == [1, 0, 1, 0, 0]
+
+
 def test_layers_that_were_exchanged_by_hand():
-    "They write into the slots of their places."
+    "In a cache they would write into the slots of a window's places."
     model, t = family('llama'), tokens()
     layers = model.model.layers
     layers[1], layers[3] = layers[3], layers[1]
+    with pytest.raises(Refused, match='layer 1 says that it is number 3'), looped(model):
+        pass
+    for d, layer in enumerate(layers):
+        layer.self_attn.layer_idx = d
     with looped(model, (2, 3), naive, K=2, cache='exact'):
         whole = model(t, use_cache=False).logits
         assert torch.allclose(in_pieces(model, t, [7, 5])[0], whole, atol=1e-4)
@@ -884,5 +894,6 @@ def test_what_is_refused_before_anything_is_touched(six, make, how, message):
 
 def test_a_window_neither_begins_nor_ends_within_a_core(six):
     for window in (WINDOW, (3, 9)):
-        with pytest.raises(Refused, match='not made of whole items'):
-            looped(surgery(six, '2-2-2', r=4), window)      # it runs from depth 2 to 9
+        with (pytest.raises(Refused, match='not made of whole items'),
+              looped(surgery(six, '2-2-2', r=4), window)):      # it runs from depth 2 to 9
+            pass

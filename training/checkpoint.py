@@ -113,16 +113,16 @@ def whole(path):
     os.replace(new, path)
 
 
-def prepare_folder(out, config, datasets):
-    "Makes a run's folder: run.json, and files of the tokenizer, its data's and then init_from's."
-    parent, about = Path(config['init_from'] or out), datasets[0].about
+def prepare_folder(out, config, datasets, copy_words):
+    "Makes a run's folder: run.json, and the tokenizer's files: init_from's, or else its data's."
+    about, words = datasets[0].about, Path(config['init_from'] or datasets[0].folder)
+    words = words if words.is_dir() else words.parent
+    words = words if (words / 'tokenizer.json').exists() else datasets[0].folder
     out.mkdir(parents=True, exist_ok=True)
-    folders = datasets[0].folder, parent if parent.is_dir() else parent.parent
-    for folder in () if (out / 'ckpt.pt').exists() else folders:        # a resumed run has its own
-        for pattern in ('*token*.json', 'generation_config.json', '*.jinja'):
-            for path in folder.glob(pattern):
-                with contextlib.suppress(shutil.SameFileError):
-                    shutil.copy(path, out)
+    has_them = (out / 'ckpt.pt').exists() or words.samefile(out) or copy_words and copy_words(out)
+    for pattern in ('*token*.json', 'generation_config.json', '*.jinja'):
+        for path in () if has_them else words.glob(pattern):
+            shutil.copy(path, out)
     with whole(out / 'run.json') as new:
         new.write_text(json.dumps(dict(
             tokenizer=about['tokenizer'], fingerprint=about['fingerprint'], config=config,

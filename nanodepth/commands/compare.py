@@ -144,7 +144,8 @@ def read_arm(name, lines):
     first, *own = split(lines[name])    # with its schedule alone changed, it is a partner
     is_partner = flops and first in lines and all(
         word.partition('=')[0] in ('--flops', '--decay_steps', '--warmup_steps') for word in own)
-    return Arm(words, is_cut, flops[-1] if flops else None, begins, first if is_partner else None)
+    partner_of = (read_arm(first, lines).partner_of or first) if is_partner else None
+    return Arm(words, is_cut, flops[-1] if flops else None, begins, partner_of)
 
 
 class Arms(dict):
@@ -231,8 +232,9 @@ class Arms(dict):
         if flops:
             made.append(self.folder(flops, seed, known))
             settings['flops'] = made[-1]
-        # wherever the files are
-        hashes = sorted((Path(file).name, hash_once(file, *stamp)) for file, *stamp in files)
+        # wherever the files are; of one name they stand in the order of their folders
+        files.sort(key=lambda each: (Path(each[0]).name, os.path.abspath(each[0])))
+        hashes = [(Path(file).name, hash_once(file, *stamp)) for file, *stamp in files]
         said = json.dumps([name, settings, hashes], default=str, ensure_ascii=False)
         for folder in made:
             said = said.replace(str(folder), folder.name.rpartition('-')[0])
@@ -297,6 +299,8 @@ class Arms(dict):
         is_paid = {name, self[name].flops} & {self.first, *(self[each].flops for each in partners)}
         if is_paid or partner in self:
             return
+        if self.is_published(name, seed) != self.is_published(self.first, seed):
+            return say(f'{name} has no partner: what a published model has cost is not known')
         if not begins and not self.waits(name):
             own = self.cost(name, seed)
             if any(is_same(own, self.cost(other, seed)) for other in (self.first, *partners)
@@ -313,6 +317,19 @@ class Arms(dict):
 
     def partners_of(self, name):
         return [other for other in self if self[other].partner_of == name]
+
+    def paid_for(self, name):
+        "The arm that is no partner whose FLOPs an arm has."
+        return self.paid_for(self[name].flops) if self[name].partner_of else name
+
+    def is_published(self, name, seed):
+        "Does it begin from a model of which nobody knows what it has cost?"
+        config, _ = self.config(name, seed)
+        parent = config.run if self[name].is_cut else config.init_from
+        others = [other for other in self[name].begins
+                  if (parent or '').startswith(str(self.folder(other, seed)))]
+        return (any(self.is_published(other, seed) for other in others) if others else
+                bool(parent) and math.isnan(checkpoint.cost_of(checkpoint.state_of(parent))))
 
 
 def data_files(config):
@@ -418,6 +435,8 @@ def train(words, folder):
         raise
     if process.returncode in (-signal.SIGINT, -signal.SIGTERM, 130, 143):       # it was stopped
         raise KeyboardInterrupt
+    if process.returncode < 0:
+        raise Left(f'it was killed by {signal.Signals(-process.returncode).name} ({told})')
     if process.returncode:
         lines = told.read_bytes()[begin:].decode(errors='replace').splitlines() or ['silently']
         own = [line for line in lines if line.startswith('train: ')]    # (two calls write there)
@@ -472,7 +491,7 @@ def draw(options, arms, folders, rows):
              if not any(math.isnan(row[column]) for row in rows)] or ['step']
     kinds = ['loss', *[kind for kind in kinds_of(groups) if kind != 'text'][-1:]]
     show(options.out / 'compare.png', draw_runs, groups, kinds, costs,
-         {name: arms[name].flops if arms[name].partner_of else name for name in groups})
+         {name: arms.paid_for(name) for name in groups})
 
 
 def main(argv=None):
@@ -505,9 +524,10 @@ def main(argv=None):
         first = first or subject
         asked[name, seed] = folder
         rows += its_rows
-    if all(math.isnan(row['training_flops']) for row in rows):
-        for row in rows:        # all begin from published models: what counts is training since
-            row['training_flops'] = row['flops']
+    if arms.is_published(arms.first, seeds[0]):
+        for row in rows:        # what counts is training since, of those that begin so, too
+            is_one = math.isnan(row['training_flops'])
+            row['training_flops'] = row['flops'] if is_one else math.nan
     if rows:
         measures = list(dict.fromkeys(row['measure'] for row in rows))
         answers = [row['measure'] for row in rows if row['kind'] == 'share']

@@ -5,6 +5,7 @@ Usage: nanodepth train CONFIG [--name=value ...] [--dry_run]     (--help lists t
 import ast
 import collections
 import contextlib
+import functools
 import math
 from dataclasses import dataclass, fields, replace
 
@@ -17,12 +18,12 @@ from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.files import claim, hash_of, read_json
 from nanodepth.common.options import read
 from nanodepth.grow import untie
-from nanodepth.model import LM, spans_in, unrolled
-from nanodepth.models.checkpoint import data_of, open_path
+from nanodepth.model import LM, require, spans_in, unrolled
+from nanodepth.models.checkpoint import data_of, open_path, state_of
 from nanodepth.report.tables import columns
 from nanodepth.retrofit import core_of
 from nanodepth.scoring.scores import how_to_prepare, is_there
-from nanodepth.text.tokenizer import fingerprint, get_tokenizer
+from nanodepth.text.tokenizer import copy_tokenizer, get_tokenizer
 from nanodepth.train import train
 from nanodepth.training.loader import (Loader, folders_of, make_toy_data, open_data, parts_of,
                                        refuse_other_data)
@@ -53,8 +54,9 @@ def main(argv):
         for folder in folders:
             check_data(folder)
         if is_there(folders):
-            n_vocab = config.vocab_size or math.inf
-            refuse_other_data(open_data(config), {}, {}, n_vocab, ())
+            n_vocab, path = config.vocab_size or math.inf, config.init_from
+            parent = dict(data=data_of(path, state_of(path))) if path else {}
+            refuse_other_data(open_data(config), {}, parent, n_vocab, ())
         return
     with refusing(torch.OutOfMemoryError, why=lambda error: OUT_OF_MEMORY):
         with claim(config.out_dir) if RANK == 0 else contextlib.nullcontext():
@@ -65,7 +67,8 @@ def main(argv):
 
 def open_parent(path, classes):
     state, model = open_path(path, classes=classes)
-    return model, (state or dict(published=True)) | dict(data=data_of(path, state))
+    own = dict(data=data_of(path, state), copy_words=functools.partial(copy_tokenizer, path))
+    return model, (state or dict(published=True)) | own
 
 
 # --------------------------------------------------------------- the cost, before a run
@@ -109,6 +112,10 @@ def stretches(config):
                 parent = untie(parent, now.grown_from)
             model = parent
         order = now.order or model.order
+        require(config.context <= model.config.context,
+                f'{config.context} tokens are more than the context of {model.config.context}')
+        require({*unrolled(order)} <= {*range(len(model.layers))},
+                f'the order {unrolled(order)} names more than {len(model.layers)} layers')
         if core:        # its equal draws are computed once
             draws = (plan(config, step) for step in range(first, end))
             flops = 0
@@ -146,10 +153,8 @@ def check_data(folder):
             about = read_json(part / f'{split}.json')
             for shard in tqdm(about['shards'], f'{part}, {split}: checking', leave=False):
                 check_shard(part, shard)
-            tokenizer = get_tokenizer(about['tokenizer'])
-            if fingerprint(tokenizer) != about['fingerprint']:
-                raise Refused(f'{part} was made with another tokenizer than the one that is '
-                              f'{about["tokenizer"]!r} now: put that one back, or make it anew')
+            has_file = (part / 'tokenizer.json').exists()       # it may stand nowhere else
+            tokenizer = get_tokenizer(part if has_file else about['tokenizer'])
             ids = np.fromfile(part / about['shards'][0]['file'], about['dtype'], 40).tolist()
             print(f'{part}, {split}: {about["tokens"]:,} tokens of {about["tokenizer"]!r}, '
                   f'checksums right; it begins {tokenizer.decode(ids)!r}, from {about["origin"]}')

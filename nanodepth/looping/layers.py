@@ -80,6 +80,11 @@ def check_host(model, layers, window, cache):
     kinds = (getattr(config, 'layer_types', None) or getattr(config, 'layers_block_type', None)
              or ['attention'] * len(layers))
     known = ('attention', 'full_attention', 'sliding_attention', 'chunked_attention')
+    for d, layer in enumerate(layers):
+        for each, name in indices(layer):
+            if vars(each)[name] not in (d, None):
+                raise Refused(f'layer {d} says that it is number {vars(each)[name]}: where layers '
+                              f'were exchanged by hand, set the {name} of each to its place')
     for i in window:
         if kinds[i] not in known:
             raise Refused(f'layer {i} is of the kind {kinds[i]!r}, whose state cannot be run twice '
@@ -175,8 +180,7 @@ def ordered(layers, places):
 
 
 def places_of(layers, numbers, arrive=None):
-    moved = numbers != [*range(len(layers))] or any(        # some have been exchanged by hand
-        vars(each)[name] != d for d, layer in enumerate(layers) for each, name in indices(layer))
+    moved = numbers != [*range(len(layers))]
     return [Place(layers[i], d, moved, arrive) for d, i in enumerate(numbers)]
 
 

@@ -74,9 +74,11 @@ def put(span, order, window):
     return [*before, span, *after]
 
 
+@contextlib.contextmanager
 def looped(model, window=None, solver='rk', K=3, cache=None, **options):
     "Inside a `with`, the model with one window of its depths looped."
-    return in_order(model, with_window(order_of(model), window, solver, K, cache, **options))
+    with in_order(model, with_window(order_of(model), window, solver, K, cache, **options)):
+        yield model
 
 
 @contextlib.contextmanager
@@ -84,6 +86,7 @@ def in_order(model, order):
     """Inside a `with` the model runs an order: numbers, and Spans; of those others know Windows.
     Another family's model is first held to its layers, run by hand in this order."""
     order = [operator.index(item) if hasattr(item, '__index__') else item for item in order]
+    given, model = model, getattr(model, '_orig_mod', model)    # torch.compile's has it within
     if is_ours(model):
         for span in spans_in(order):
             if getattr(span, 'pin', None):
@@ -91,7 +94,7 @@ def in_order(model, order):
         before, this = BEFORE.setdefault(model, {}), object()
         before[this], model.order = model.order, order
         try:
-            yield model
+            yield given
         finally:
             entered = [*before]
             later = entered[entered.index(this) + 1:]
@@ -100,8 +103,8 @@ def in_order(model, order):
             else:
                 model.order = before.pop(this)
     else:
-        with exchanged(getattr(model, '_orig_mod', model), [*map(as_ours, order)]):
-            yield model         # as it was given: torch.compile's has the other one within
+        with exchanged(model, [*map(as_ours, order)]):
+            yield given
 
 
 @contextlib.contextmanager

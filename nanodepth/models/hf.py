@@ -52,7 +52,7 @@ def using_transformers(folder):
     "The package, to open a folder with in here: what goes wrong is a line."
     import transformers
     with refusing(Exception, why=lambda error: f'{folder}: transformers does not open it: '
-                  f'{type(error).__name__}: {(str(error).splitlines() or [""])[0]}'):
+                  f'{type(error).__name__}: {" ".join(str(error).split())[:300]}'):
         yield transformers
 
 
@@ -164,8 +164,8 @@ def load_hf(path, others=False):
     theirs = open_theirs(path, config)
     tensors, config = theirs.state_dict(), theirs.config        # which settles what it leaves open
     # a config may say that the head is tied, beside a head of its own
-    head, embedding = (tensors[OUTSIDE[name]] for name in ('head.weight', 'embed.weight'))
-    config.tie_word_embeddings = head is embedding or torch.equal(head, embedding)
+    head, embedding = theirs.get_output_embeddings(), theirs.get_input_embeddings()
+    config.tie_word_embeddings = head.weight is embedding.weight
     with reading(path), torch.device('meta'):       # no memory, no random numbers
         model = LM(model_config(config))
     model.load_state_dict({ours: tensors[their_name(ours)] for ours in model.state_dict()},

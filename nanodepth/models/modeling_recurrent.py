@@ -17,6 +17,7 @@ from nanodepth.model import rope_tables, rotate
 
 class RecurrentConfig(PretrainedConfig):
     model_type = 'huginn_raven'
+    keys_to_ignore_at_inference = ['past_key_values']       # when Trainer evaluates
 
     def __init__(self, max_position_embeddings=2048, **settings):
         self.max_position_embeddings = max_position_embeddings
@@ -133,9 +134,10 @@ class RavenForCausalLM(PreTrainedModel, GenerationMixin):
     def forward(self, input_ids, attention_mask=None, position_ids=None, past_key_values=None,
                 labels=None, use_cache=None, num_steps=None, logits_to_keep=0, cache=None, **more):
         c, t = self.config, self.transformer
-        asked = {name for name, value in more.items() if value is not None and value is not False}
-        in_config = 'output_hidden_states', 'output_attentions'
-        asked |= {name for name in in_config if getattr(c, name)}
+        more = {name: value for name, value in more.items() if value is not None}
+        for name in ('output_hidden_states', 'output_attentions'):
+            more.setdefault(name, getattr(c, name))
+        asked = {name for name, value in more.items() if value is not False}
         asked -= {'cache_position', 'return_dict', 'num_items_in_batch'}
         if asked or more.get('return_dict') is False:       # what has no effect is not swallowed
             raise TypeError(f'{", ".join(asked) or "return_dict=False"}: this model knows no such '
@@ -144,6 +146,8 @@ class RavenForCausalLM(PreTrainedModel, GenerationMixin):
             past_key_values = cache
         steps = c.mean_recurrence if num_steps is None else num_steps
         assert steps >= 1, f'num_steps={num_steps}: the core runs at least once'
+        if use_cache is None:
+            use_cache = getattr(c, 'use_cache', True) and not self.training
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache()
         T = input_ids.shape[1]
