@@ -218,8 +218,8 @@ class Arms(dict):
         if not self[name].is_cut:
             files |= data_files(config)
         files = stamps(files)
-        parent = (config.run if self[name].is_cut else config.init_from) or ''
-        if parent and not any(parent.startswith(str(folder)) for folder in made):
+        parent, is_made_by = self.parent(name, config, seed, known)
+        if parent and not is_made_by:
             files += files_of(parent)
         flops = self[name].flops
         if flops and not self.waits(name):
@@ -324,12 +324,16 @@ class Arms(dict):
 
     def is_published(self, name, seed):
         "Does it begin from a model of which nobody knows what it has cost?"
-        config, _ = self.config(name, seed)
-        parent = config.run if self[name].is_cut else config.init_from
-        others = [other for other in self[name].begins
-                  if (parent or '').startswith(str(self.folder(other, seed)))]
-        return (any(self.is_published(other, seed) for other in others) if others else
-                bool(parent) and math.isnan(checkpoint.cost_of(checkpoint.state_of(parent))))
+        parent, is_made_by = self.parent(name, self.config(name, seed)[0], seed)
+        if is_made_by or not parent:
+            return bool(is_made_by) and self.is_published(is_made_by, seed)
+        return math.isnan(checkpoint.cost_of(checkpoint.state_of(parent)))
+
+    def parent(self, name, config, seed, known=None):
+        "(the path of what an arm begins from, or None; the arm that makes it, or None)"
+        path = config.run if self[name].is_cut else config.init_from
+        return path, next((other for other in self[name].begins if path and path.startswith(
+            str(self.folder(other, seed, known)))), None)
 
 
 def data_files(config):
