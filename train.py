@@ -294,11 +294,11 @@ def begin(c, machine, open_parent):
     measured = measure(run, c.metric) if step == 0 else {}
     # its folder: what was refused until here has left none
     if RANK == 0:
-        prepare_folder(out, config, data['data'].datasets, parent.get('copy_words'))
-        run.log = open_log(out, step)
         if c.wandb:
             import wandb
             run.online = wandb.init(project='nanodepth', name=out.name, config=config)
+        prepare_folder(out, config, data['data'].datasets, parent.get('copy_words'))
+        run.log = open_log(out, step)
     trunk = c.steps - (c.decay_steps if c.cooldown_data else 0)
     decided = [f'{name}={value}' for name, value in vars(c).items() if value != vars(asked)[name]]
     functions = [name for name, value in vars(c).items() if callable(value)]

@@ -665,6 +665,20 @@ def test_tokenizers_of_one_name_are_told_apart(config, tmp_path, tiny):
             train(config('next', init_from=str(parent), data=str(tmp_path / 'two')), open_parent)
 
 
+def test_data_made_by_a_runs_tokenizer_need_no_longer_that_run(config, tmp_path):
+    first = config('first')
+    train(first)
+    for split in ('train', 'val'):
+        write_dataset(tmp_path / 'data', split, first.out_dir, np.arange(3000) % 250)
+    shutil.rmtree(first.out_dir)
+    c = config('second', data=str(tmp_path / 'data'))
+    train(c)
+    assert get_tokenizer(c.out_dir).name == 'bytes'
+    # a dry run knows that the parent's vocabulary counts, and not the setting
+    nanodepth('train', [f'--init_from={c.out_dir}', f'--data={c.data}', '--context=16',
+                        '--vocab_size=9', '--dry_run'])
+
+
 def test_rows_of_others_begin_as_a_text_does(gemma, tiny, tmp_path):
     """The tokens that begin a text count in no loss. The end of the text before, with which our own
     exports begin a text, is no such token: our rows are windows."""

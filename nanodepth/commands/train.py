@@ -54,7 +54,8 @@ def main(argv):
         for folder in folders:
             check_data(folder)
         if is_there(folders):
-            n_vocab, path = config.vocab_size or math.inf, config.init_from
+            path = config.init_from
+            n_vocab = not path and config.vocab_size or math.inf        # a parent has its own
             parent = dict(data=data_of(path, state_of(path))) if path else {}
             refuse_other_data(open_data(config), {}, parent, n_vocab, ())
         return

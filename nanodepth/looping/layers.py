@@ -80,15 +80,15 @@ def check_host(model, layers, window, cache):
     kinds = (getattr(config, 'layer_types', None) or getattr(config, 'layers_block_type', None)
              or ['attention'] * len(layers))
     known = ('attention', 'full_attention', 'sliding_attention', 'chunked_attention')
+    for i in window:
+        if kinds[i] not in known:
+            raise Refused(f'layer {i} is of the kind {kinds[i]!r}, whose state cannot be run twice '
+                          'on one token: choose a window of attention layers')
     for d, layer in enumerate(layers):
         for each, name in indices(layer):
             if vars(each)[name] not in (d, None):
                 raise Refused(f'layer {d} says that it is number {vars(each)[name]}: where layers '
                               f'were exchanged by hand, set the {name} of each to its place')
-    for i in window:
-        if kinds[i] not in known:
-            raise Refused(f'layer {i} is of the kind {kinds[i]!r}, whose state cannot be run twice '
-                          'on one token: choose a window of attention layers')
     biases = {'alibi', 'position_bias'} & {*arguments(layers[min(window)])[0]}
     if cache == 'none' and biases and getattr(config, 'alibi', True):
         raise Refused(f'cache={cache!r} shows a layer other keys than those for which '
