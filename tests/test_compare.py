@@ -179,6 +179,8 @@ def test_which_arms_have_a_partner(tmp_path):
     assert partner in of_another and of_another.paid_for(partner) == 'c'
     variant = Arms(dict(a='config/baseline.py', b='a --n_layer=6', c='a --n_layer=12',
                         less='a --flops=b', least='less --flops=c'), tmp_path, partners=True)
+    mine = write(tmp_path / 'mine.py', 'n_layer = 4\n')
+    assert not Arms({'a': BASE, f'{mine}': f'{mine} --flops=a'}, tmp_path)[f'{mine}'].partner_of
     assert variant.partners_of('a') == ['less', 'least'] and not variant.added
 
 
@@ -206,7 +208,10 @@ def test_what_begins_from_a_published_model_is_compared_by_its_own_flops(call, t
     line = f'config/baseline.py --init_from={tmp_path}/published'
     said = call(line, f'{line} --steps=30', '--measures=loss', '--seeds=1')
     assert 'with the FLOPs of' in said and 'equal training FLOPs' in said
-    arms = dict(first=line, longer=f'{line} --steps=30', new='config/baseline.py --n_layer=4')
+    arms = dict(first=line, longer=f'{line} --steps=30', new='config/baseline.py --n_layer=4',
+                cut=f'cut {tmp_path}/published 1-2-1 --scratch', core='new --init_from={cut}')
+    assert not Arms(arms, tmp_path).is_published('core', 0)     # as nothing of its weights is left
+    del arms['cut'], arms['core']
     said = call(write(tmp_path / 'three.py', f'arms, measures = {arms}, ("loss",)'), '--seeds=1')
     assert [row['compared with'] for row in table_of(said, 'loss')] == [
         '', 'first', 'first with the FLOPs of longer, equal training FLOPs', 'first', '']

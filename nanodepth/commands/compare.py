@@ -142,7 +142,7 @@ def read_arm(name, lines):
     for other in begins | {*flops}:
         check_choice(f'{name}: the arm', other, lines)
     first, *own = split(lines[name])    # with its schedule alone changed, it is a partner
-    is_partner = flops and first in lines and all(
+    is_partner = flops and first in lines and first != name and all(
         word.partition('=')[0] in ('--flops', '--decay_steps', '--warmup_steps') for word in own)
     partner_of = (read_arm(first, lines).partner_of or first) if is_partner else None
     return Arm(words, is_cut, flops[-1] if flops else None, begins, partner_of)
@@ -324,9 +324,12 @@ class Arms(dict):
 
     def is_published(self, name, seed):
         "Does it begin from a model of which nobody knows what it has cost?"
-        parent, is_made_by = self.parent(name, self.config(name, seed)[0], seed)
-        if is_made_by or not parent:
-            return bool(is_made_by) and self.is_published(is_made_by, seed)
+        config, _ = self.config(name, seed)
+        parent, is_made_by = self.parent(name, config, seed)
+        if not parent or self[name].is_cut and config.scratch:
+            return False
+        if is_made_by:
+            return self.is_published(is_made_by, seed)
         return math.isnan(checkpoint.cost_of(checkpoint.state_of(parent)))
 
     def parent(self, name, config, seed, known=None):
@@ -528,7 +531,7 @@ def main(argv=None):
         first = first or subject
         asked[name, seed] = folder
         rows += its_rows
-    if arms.is_published(arms.first, seeds[0]):
+    if any(row['group'] == arms.first and math.isnan(row['training_flops']) for row in rows):
         for row in rows:        # what counts is training since, of those that begin so, too
             is_one = math.isnan(row['training_flops'])
             row['training_flops'] = row['flops'] if is_one else math.nan
