@@ -224,8 +224,7 @@ def draw(name, rows, folder):
     values = p.only or [key for key in columns_of if key not in ('run', 'group', p.x, p.panel)]
     if p.panel == 'size':       # of size 0: the model as it is
         rows = [row | dict(start=row['start'] if row['size'] else None) for row in rows]
-    axis = dict(start='first of these layers (by depth, from 0)', depth='layer (by depth, from 0)')
-    axis = axis.get(p.x, f'{p.x} of the core')
+    axis = ('first of these layers' if p.x == 'start' else 'layer') + ' (by depth, from 0)'
     show(path, draw_curves, rows, p.x, p.panel, values, labels, title, axis)
 
 
