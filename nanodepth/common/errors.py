@@ -62,7 +62,9 @@ def refusals(name):
         say(f'{name}: {error.strerror or error}{where}')
         raise SystemExit(2) from None
     except ModuleNotFoundError as error:        # a package that only some commands need
-        say(f"{name}: {error} (pip install '.[hf,plot]' in the clone)")
+        ours = 'matplotlib', 'transformers', 'safetensors', 'tokenizers', 'lm_eval', 'scipy'
+        hint = " (pip install '.[hf,plot]' in the clone)" if error.name in ours else ''
+        say(f'{name}: {error}{hint}')
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         say(f'{name}: stopped')

@@ -158,7 +158,7 @@ class RavenForCausalLM(PreTrainedModel, GenerationMixin):
         if position_ids is None:
             position_ids = torch.arange(past, past + T, device=input_ids.device)[None]
             if attention_mask is not None:
-                position_ids = (attention_mask.cumsum(-1) - 1).clamp(min=0)[:, past:past + T]
+                position_ids = (attention_mask.bool().cumsum(-1) - 1).clamp(min=0)[:, past:past + T]
         if self.rope is None:       # by a name of ours: transformers rewrites rope_scaling
             self.rope = rope_tables(SimpleNamespace(**c.rotary))
         rope = [table.to(input_ids.device)[position_ids][:, :, None] for table in self.rope]
