@@ -666,6 +666,13 @@ def test_costs_are_means_over_seeds_and_what_no_seed_shares_is_no_comparison(cap
     for mixed in (others[:2] + at_first[2:4], others[:4]):
         print_differences(mixed, dict(b=['a']))         # one seed, or both, on equal data
         assert ('seeds in common: 1' in capsys.readouterr().out) == (mixed != others[:4])
+    # p and q began from published models: what counts between the two is the training since
+    unknown = [row | dict(flops=80.0) for row in group('p', (0, 1), *[float('nan')] * 2)
+               + group('q', (0, 1), *[float('nan')] * 2)]
+    print_differences(rows[:4] + unknown, dict(p=['a', 'q'], b=['a', 'q']))
+    said = capsys.readouterr().out
+    assert [row['compared with'] for row in table_of(said, 'loss')] == [
+        '', 'a, equal tokens', 'a, equal tokens', 'q, equal tokens and equal training FLOPs', '']
     print_differences(rows, dict(a=['free']))          # new weights cost nothing
     said = capsys.readouterr().out
     assert {row['FLOPs'] for row in table_of(said, 'loss')} == {''} and 'seeds in common: 1' in said

@@ -494,10 +494,11 @@ def draw(options, arms, folders, rows):
         data.add((seed, json.dumps(run['data']['val'])))
     if len(rows_of) > 1 or len(data) > len({seed for seed, _ in data}):
         print('a curve in the picture is of the rows that its arm was validated on, which differ')
-    costs = [cost for cost, column in (('flops', 'training_flops'), ('tokens', 'tokens'))
-             if not any(math.isnan(row[column]) for row in rows)] or ['step']
+    are_known = {not math.isnan(row['training_flops']) for row in rows}
+    costs = ['flops'] * (len(are_known) == 1)       # of published models alone, those since
+    costs += ['tokens'] * (not any(math.isnan(row['tokens']) for row in rows))
     kinds = ['loss', *[kind for kind in kinds_of(groups) if kind != 'text'][-1:]]
-    show(options.out / 'compare.png', draw_runs, groups, kinds, costs,
+    show(options.out / 'compare.png', draw_runs, groups, kinds, costs or ['step'],
          {name: arms.paid_for(name) for name in groups})
 
 
@@ -531,10 +532,6 @@ def main(argv=None):
         first = first or subject
         asked[name, seed] = folder
         rows += its_rows
-    if any(row['group'] == arms.first and math.isnan(row['training_flops']) for row in rows):
-        for row in rows:        # what counts is training since, of those that begin so, too
-            is_one = math.isnan(row['training_flops'])
-            row['training_flops'] = row['flops'] if is_one else math.nan
     if rows:
         measures = list(dict.fromkeys(row['measure'] for row in rows))
         answers = [row['measure'] for row in rows if row['kind'] == 'share']

@@ -133,6 +133,15 @@ def mean_of(rows, column):
     return mean([row[column] for row in rows])
 
 
+def flops_of(rows, others):
+    """(the training FLOPs of rows, those of others). Where both began from published models, of which
+    nobody knows what they have cost, it is the training since."""
+    costs = [mean_of(each, 'training_flops') for each in (rows, others)]
+    if all(map(math.isnan, costs)):
+        costs = [mean([row.get('flops', math.nan) for row in each]) for each in (rows, others)]
+    return costs
+
+
 def beside(rows, bases):
     """[(in words, other rows)] that the rows of one group, way and measure are compared with. A way
     is compared with the model as it is. The model is compared with the first of `bases`, its rows
@@ -143,8 +152,8 @@ def beside(rows, bases):
         if not (common := paired(rows, others)):
             continue
         ours, theirs = zip(*common)
-        tokens, flops = (is_same(mean_of(ours, column), mean_of(theirs, column))
-                         for column in ('tokens', 'training_flops'))
+        tokens = is_same(mean_of(ours, 'tokens'), mean_of(theirs, 'tokens'))
+        flops = is_same(*flops_of(ours, theirs))
         equal = ['equal tokens'] * tokens + ['equal training FLOPs'] * flops
         if not pairs or flops:
             pairs.append((', '.join([name, ' and '.join(equal)]).removesuffix(', '), others))

@@ -3,7 +3,7 @@ Usage: print_tables(rows)
 """
 import math
 
-from nanodepth.report.contrasts import beside, difference, mean_of, paired, spelled
+from nanodepth.report.contrasts import beside, difference, flops_of, paired, spelled
 from nanodepth.report.tables import (PLAIN, UNITS, change_in_words, columns, grouped, number,
                                      over_seeds, where)
 
@@ -69,7 +69,7 @@ def print_differences(rows, bases, measures=(), margins={}):
     """For each measure a table: the means over seeds, and how they differ from others, seed by
     seed. bases: {group: the groups it is compared with}."""
     compared_here = 0
-    costs = {group: mean_of(its, 'training_flops') for group, its in grouped(rows).items()}
+    groups = grouped(rows)
     base = next(iter(bases.values()), [''])[0]
     for measure in measures or dict.fromkeys(row['measure'] for row in rows):
         lines = [['model', 'way', 'FLOPs', 'seeds', measure, 'compared with', 'difference', 'p',
@@ -82,7 +82,8 @@ def print_differences(rows, bases, measures=(), margins={}):
             if way != PLAIN:
                 plain = where(here, group=group, way=PLAIN)
                 pairs = [(PLAIN, plain)] * bool(plain)
-            share = costs[group] / (costs.get(base) or math.nan)
+            cost, whole = flops_of(groups[group], groups.get(base, ()))
+            share = cost / (whole or math.nan)
             first = [group, way, '' if math.isnan(share) else f'{share:.0%}', f'{len(its)}',
                      spelled([row['mean'] for row in its], its[0]['kind'])]
             nothing = 'no seed in common on equal data' if any(others.values()) else ''
@@ -97,7 +98,7 @@ def print_differences(rows, bases, measures=(), margins={}):
         if {line[1] for line in lines[1:]} <= {PLAIN, ''}:
             lines = [line[:1] + line[2:] for line in lines]
         print(columns(lines), end='\n\n')
-    of = f', as a share of those of {base}' if base in costs else ''
+    of = f', as a share of those of {base}' if base in groups else ''
     print('± is half of a 95% interval over the seeds, p is of the differences seed by seed.\n'
           f'FLOPs are those of training{of}.\nComparisons made here: {compared_here}. p is not '
           'corrected for their number: of twenty\nwithout any difference, one has a p below 0.05 '
