@@ -134,8 +134,8 @@ def mean_of(rows, column):
 
 
 def flops_of(rows, others):
-    """(the training FLOPs of rows, those of others). Where both began from published models, of which
-    nobody knows what they have cost, it is the training since."""
+    """(the training FLOPs of rows, those of others). Where both began from published models, whose
+    cost is not known, it is the training since."""
     costs = [mean_of(each, 'training_flops') for each in (rows, others)]
     if all(map(math.isnan, costs)):
         costs = [mean([row.get('flops', math.nan) for row in each]) for each in (rows, others)]
