@@ -491,6 +491,13 @@ def test_what_cannot_be_made_is_left_out_and_two_arms_of_equal_flops_have_one_pa
         'a, equal training FLOPs', *['a', 'a with the FLOPs of c1, equal training FLOPs'] * 2]
 
 
+def test_a_first_arm_that_is_a_partner_is_not_trained_once_more(call, tmp_path, capsys):
+    file = write(tmp_path / 'f.py', f'arms = dict(long="short --flops=big", short={BASE!r},\n'
+                 'big="short --n_layer=8")\n')
+    call(file, '--seeds=1', '--measures=loss')
+    assert sorted(call.runs) == ['big-0', 'long-0', 'short-0']
+
+
 METRIC = """
 arms = dict(plain={!r}, thin='plain --ffn_dim=32')
 partners, measures, margins = False, ('loss', 'deep'), dict(gate=0.1)

@@ -385,7 +385,9 @@ def make(arms, name, seed, made, folder):
         raise kind(str(why).removeprefix(f'{name}: ')) from None
     if arms[name].is_cut:
         return folder
-    of = arms[name].partner_of or name
+    of = name
+    while arms[of].partner_of:      # (a partner's arm may be one)
+        of = arms[of].partner_of
     first = arms.run_of.setdefault((of, json.dumps(as_written(config))), name)
     if name in arms.added and first != name:
         raise NoPartner(f'it is {first} once more')

@@ -86,7 +86,7 @@ def main(argv=None):
     ending = 'png' if options.x else 'csv'
     out = options.out or Path('out/evals') / f'{named_after(options, "x")}.{ending}'
     for name in options.against:
-        check_choice('--against', name, [*groups.values()])
+        check_choice('--against', name, dict.fromkeys(groups.values()))
     notes = notes_beside(out)
     rows, first = [], None
     for name, path in tqdm(paths.items(), 'models', unit='model', leave=False):

@@ -135,7 +135,7 @@ def mean_of(rows, column):
 
 def flops_of(rows, others):
     """(the training FLOPs of rows, those of others). Where both began from published models, whose
-    cost is not known, it is the training since."""
+    cost is not known, it is the training since, which compare's rows have."""
     costs = [mean_of(each, 'training_flops') for each in (rows, others)]
     if all(map(math.isnan, costs)):
         costs = [mean([row.get('flops', math.nan) for row in each]) for each in (rows, others)]
