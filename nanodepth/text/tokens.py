@@ -28,8 +28,7 @@ from nanodepth.common.files import claim, fresh, hash_of, read_json, replace, wr
 from nanodepth.common.options import read
 from nanodepth.report.tables import TAKEN
 from nanodepth.text.tokenizer import (copy_tokenizer, encode_as_array, fingerprint, get_tokenizer,
-                                      stands_for, start_of_document, token_type,
-                                      tokenizer_file)
+                                      stands_for, start_of_document, token_type)
 from nanodepth.training.loader import BEGINS
 
 # Plain text, as far as it is taken from a folder. (A .json there may hold settings.)
@@ -285,9 +284,8 @@ def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, ki
 
 def describe(folder, split, tokenizer, shards, kinds, origin):
     "Write a split's JSON, with which it is there, and its tokenizer, which a run takes from it."
-    copy_tokenizer(tokenizer, folder)
     encoding = get_tokenizer(tokenizer)
-    if not tokenizer_file(tokenizer):
+    if not copy_tokenizer(tokenizer, folder):
         tokenizer = stands_for(tokenizer)       # the word that a run reads by, wherever that is
     write_json(folder / f'{split}.json', dict(
         tokenizer=str(tokenizer), fingerprint=fingerprint(encoding), n_vocab=encoding.n_vocab,
