@@ -112,7 +112,7 @@ class Arm:
     is_cut: bool                # it makes a model that is not asked
     flops: str | None           # the arm whose FLOPs it has
     begins: set[str]            # the arms from whose models it begins
-    partner_of: str | None      # the arm of which it is a longer or shorter run
+    partner_of: str | None      # the arm of which it is a longer or shorter run, itself no partner
 
 
 def split(line):
@@ -153,7 +153,6 @@ class Arms(dict):
 
     def __init__(self, lines, out, more=(), partners=False, against={}, seed=0):
         self.out, self.more = out, [*more]
-        self.run_of = {}        # {(an arm, settings): itself or its partner that had them first}
         self.added = set()      # the partners that nobody has written
         arms = {name: read_arm(name, lines) for name in lines}
         try:
@@ -171,7 +170,7 @@ class Arms(dict):
                 planned(self.argv(name, seed)[0])
         self.first = next(name for name in lines if not arms[name].is_cut)
         for name in self.trained() if partners else ():
-            if against.get(name, self.first) == self.first:     # it is compared with no other
+            if against.get(name, self.first) == self.first and name not in self.family(self.first):
                 self.add_partner(name, seed)
 
     def waits(self, name):
@@ -182,11 +181,11 @@ class Arms(dict):
     def trained(self):
         return [name for name, arm in self.items() if not arm.is_cut]
 
-    def config(self, name, seed=0, files=None, known=None):
+    def config(self, name, seed=0, files=None):
         """(the settings as an arm's line has them, the words for them with the folders of this
-        seed). files: as in `read`. known: as in `folder`."""
+        seed). files: as in `read`."""
         words = [re.sub(r'\{([^{}]+)\}', lambda match: str(
-            seed if match[1] == 'seed' else self.folder(match[1], seed, known)), word)
+            seed if match[1] == 'seed' else self.folder(match[1], seed)), word)
             for word in self[name].words]
         if self[name].is_cut:
             return read(cut.Options, words, ['run', 'shape']), words
@@ -199,27 +198,20 @@ class Arms(dict):
         words = [*configs, *self.more, *own, f'--seed={seed}']
         return read(Config, words, files=files), words
 
-    def folder(self, name, seed, known=None):
-        "Its run's, by what the files say now. known: those that this call has found so far."
-        known = {} if known is None else known
-        if name not in known:
-            known[name] = self.named(name, seed, known)
-        return known[name]
-
-    def named(self, name, seed, known):
-        """Named by all settings, with the sources of functions among them, and by the texts of the
-        book, of all solvers, of the configs and of what they import. What it begins from counts,
-        too: {name} in a line is such a folder, and of any other parent the files are read. Of an
-        arm with another one's FLOPs the steps count, and not the other one, as soon as they are
-        known."""
+    def folder(self, name, seed):
+        """Its run's, by what the files say now. It is named by all settings, with the sources of
+        functions among them, and by the texts of the book, of all solvers, of the configs and of
+        what they import. What it begins from counts, too: {name} in a line is such a folder, and of
+        any other parent the files are read. Of an arm with another one's FLOPs the steps count, and
+        not the other one, as soon as they are known."""
         files = {*map(nanodepth.file_of, nanodepth.BOOK), Path(solvers.__file__)}
-        config, _ = self.config(name, seed, files, known)
-        made = [self.folder(other, seed, known) for other in self[name].begins]
+        config, _ = self.config(name, seed, files)
+        made = [self.folder(other, seed) for other in self[name].begins]
         if not self[name].is_cut:
             files |= data_files(config)
         files = stamps(files)
-        parent, is_made_by = self.parent(name, config, seed, known)
-        if parent and not is_made_by:
+        parent = config.run if self[name].is_cut else config.init_from
+        if parent and not any(parent.startswith(str(folder)) for folder in made):
             files += files_of(parent)
         flops = self[name].flops
         if flops and not self.waits(name):
@@ -230,7 +222,7 @@ class Arms(dict):
         settings = vars(config) if self[name].is_cut else as_written(config)
         settings = {key: value for key, value in settings.items() if key not in left_out}
         if flops:
-            made.append(self.folder(flops, seed, known))
+            made.append(self.folder(flops, seed))
             settings['flops'] = made[-1]
         # wherever the files are; of one name they stand in the order of their folders
         files.sort(key=lambda each: (Path(each[0]).name, os.path.abspath(each[0])))
@@ -260,8 +252,7 @@ class Arms(dict):
     def with_flops(self, name, config, flops):
         """The settings with which a config costs so many FLOPs: its steps, its own warm-up if that
         fits, and a cool-down in proportion, unless the line has one in steps. In a model that grows
-        the cost is not quite in proportion to the steps, so it is tried again, and at last beside
-        what came out."""
+        the cost is not quite in proportion to the steps, so it is tried again."""
         wanted = flops - inherited(config)
         words = *self.more, *self[name].words
         decays = [word[14:] for word in words if word.startswith('--decay_steps=')]
@@ -273,41 +264,23 @@ class Arms(dict):
             return replace(config, steps=steps, decay_steps=own, warmup_steps=(
                 warmup if warmup + own <= steps else warmup * steps // config.steps))
 
-        @functools.cache
-        def cost(steps):
-            return planned(at(steps))
-
-        def missed(steps):
-            with contextlib.suppress(Refused):          # so few may be too few to grow in
-                return abs(cost(steps) - wanted) if steps else math.inf
-            return math.inf
         steps = config.steps
         for _ in range(20):
-            before, steps = steps, round(steps * wanted / cost(steps))
+            before, steps = steps, round(steps * wanted / planned(at(steps)))
             if steps < 1:
                 raise Refused(f'{name}: the FLOPs of {self[name].flops} pay for less than a step')
             if steps == before:
                 break
-        while (nearer := min(steps, steps - 1, steps + 1, key=missed)) != steps:
-            steps = nearer
         return {key: getattr(at(steps), key) for key in ('steps', 'warmup_steps', 'decay_steps')}
 
     def add_partner(self, name, seed):
-        "The first arm with another one's FLOPs, unless it has as many itself, or a partner has."
-        begins = self[name].begins | self[self.first].begins
-        partners, partner = self.partners_of(self.first), f'{self.first} with the FLOPs of {name}'
-        is_paid = {name, self[name].flops} & {self.first, *(self[each].flops for each in partners)}
-        if is_paid or partner in self:
+        "The first arm with another one's FLOPs."
+        partner = f'{self.first} with the FLOPs of {name}'
+        if partner in self:
             return
-        if self.is_published(name, seed) != self.is_published(self.first, seed):
-            return say(f'{name} has no partner: what a published model has cost is not known')
-        if not begins and not self.waits(name):
-            own = self.cost(name, seed)
-            if any(is_same(own, self.cost(other, seed)) for other in (self.first, *partners)
-                   if not self.waits(other)):
-                return
+        root = self[self.first].partner_of or self.first
+        self[partner] = replace(self[self.first], flops=name, partner_of=root)
         self.added.add(partner)
-        self[partner] = replace(self[self.first], flops=name, begins=begins, partner_of=self.first)
         try:
             if not self.waits(partner):
                 self.argv(partner, seed)
@@ -315,28 +288,27 @@ class Arms(dict):
             del self[partner]
             say(f'{name} has no partner: {why}')
 
-    def partners_of(self, name):
-        return [other for other in self if self[other].partner_of == name]
+    def family(self, name):
+        "An arm, and all that are longer or shorter runs of the same."
+        root = lambda name: self[name].partner_of or name
+        return [name, *(other for other in self if other != name and root(other) == root(name))]
 
     def paid_for(self, name):
         "The arm that is no partner whose FLOPs an arm has."
         return self.paid_for(self[name].flops) if self[name].partner_of else name
 
-    def is_published(self, name, seed):
-        "Does it begin from a model of which nobody knows what it has cost?"
-        config, _ = self.config(name, seed)
-        parent, is_made_by = self.parent(name, config, seed)
-        if not parent or self[name].is_cut and config.scratch:
-            return False
-        if is_made_by:
-            return self.is_published(is_made_by, seed)
-        return math.isnan(checkpoint.cost_of(checkpoint.state_of(parent)))
-
-    def parent(self, name, config, seed, known=None):
-        "(the path of what an arm begins from, or None; the arm that makes it, or None)"
-        path = config.run if self[name].is_cut else config.init_from
-        return path, next((other for other in self[name].begins if path and path.startswith(
-            str(self.folder(other, seed, known)))), None)
+    def refuse_partner(self, name, seed, made):
+        """Of an added one, when all that it needs is there: does it have the FLOPs, and none of its
+        family has them already?"""
+        of = self[name].flops
+        if is_published(self.argv(of, seed)[0]) != is_published(self.argv(name, seed)[0]):
+            raise NoPartner('what a published model has cost is not known')
+        own = self.cost(name, seed)
+        if not is_same(own, self.cost(of, seed)):
+            raise NoPartner('whole steps miss these FLOPs by more than 2%')
+        for other in self.family(name)[1:]:
+            if (other, seed) in made and is_same(own, self.cost(other, seed)):
+                raise NoPartner
 
 
 def data_files(config):
@@ -357,6 +329,12 @@ def inherited(config):
     return checkpoint.spent_on(checkpoint.state_of(config.init_from)) if config.init_from else 0
 
 
+def is_published(config):
+    "Does a run begin from a model of which nobody knows what it has cost?"
+    path = config.init_from
+    return bool(path) and math.isnan(checkpoint.cost_of(checkpoint.state_of(path)))
+
+
 # -------------------------------------------------------------------------------------- what is run
 
 class Left(Exception):
@@ -364,7 +342,7 @@ class Left(Exception):
 
 
 class NoPartner(Left):
-    "Another arm has the partner already, or these FLOPs pay for none."
+    "These FLOPs pay for none, or without a word: another one of its family has them."
 
 
 def make(arms, name, seed, made, folder):
@@ -377,6 +355,8 @@ def make(arms, name, seed, made, folder):
         raise Left(f'{missing[0]}, which it needs, is not there')
     try:
         config, words = arms.argv(name, seed)
+        if name in arms.added:
+            arms.refuse_partner(name, seed, made)
         if arms[name].is_cut and not checkpoint_file(folder).exists():
             with contextlib.redirect_stdout(io.StringIO()):
                 cut.main([*words, f'--out={folder}'])
@@ -385,12 +365,6 @@ def make(arms, name, seed, made, folder):
         raise kind(str(why).removeprefix(f'{name}: ')) from None
     if arms[name].is_cut:
         return folder
-    of = name
-    while arms[of].partner_of:      # (a partner's arm may be one)
-        of = arms[of].partner_of
-    first = arms.run_of.setdefault((of, json.dumps(as_written(config))), name)
-    if name in arms.added and first != name:
-        raise NoPartner(f'it is {first} once more')
     if not is_whole(folder, config):
         tqdm.write(f'training {name}, seed {seed}, for {config.steps:,} steps', file=sys.stderr)
         train(words, folder)
@@ -477,10 +451,9 @@ def ways_of(options, name=None):
 
 
 def bases(options, arms):
-    "{arm: what it is compared with}: the first, or what `against` says, and that one's partners."
-    of = {name: options.against.get(name, arms.first) for name in arms.trained()}
-    return {name: [base, *arms.partners_of(base)] for name, base in of.items()
-            if name != base and name not in arms.partners_of(base)}
+    "{arm: what it is compared with}: the first, or what `against` says, and that one's family."
+    of = {name: arms.family(options.against.get(name, arms.first)) for name in arms.trained()}
+    return {name: family for name, family in of.items() if name not in family}
 
 
 def draw(options, arms, folders, rows):
@@ -527,8 +500,9 @@ def main(argv=None):
             its_ways = ways.get(name, of_all)
             subject, its_rows = ask(options, arms, name, seed, folder, its_ways, first)
         except Left as why:
-            left.append(f'{name}, seed {seed}, is in no mean: {why}')
-            tqdm.write(left[-1], file=sys.stderr)
+            if str(why):
+                left.append(f'{name}, seed {seed}, is in no mean: {why}')
+                tqdm.write(left[-1], file=sys.stderr)
             has_failed |= not isinstance(why, NoPartner)
             continue
         first = first or subject

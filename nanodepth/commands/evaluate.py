@@ -58,11 +58,9 @@ def draw(rows, ways, x, out):
                 continue        # what is measured without any
             line = '' if plain else row['way']
             measure, at = match[1] + match[3], int(match[2])
-        elif x == 'r':
-            at = way.r
         elif not plain:
-            at = way.dials[x]
-            line = as_typed({name: value for name, value in way.dials.items() if name != x})
+            at = way.settings[x]
+            line = as_typed({name: value for name, value in way.settings.items() if name != x})
         unit = UNITS[row['kind']]
         measure += f' ({unit.word})' if unit.word else ''
         measures[measure] = None

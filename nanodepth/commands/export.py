@@ -34,7 +34,7 @@ class Options(Ways):
 def main(argv):
     options = read(Options, argv, ['run', 'target'])
     way = read_way(options)
-    if way.dials:
+    if way.span:
         raise Refused(f'{way}: a checkpoint holds layers and their order, and no code that loops a '
                       'window: from nanodepth import looped')
     with new_folder(options.target) as folder:

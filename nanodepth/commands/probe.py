@@ -269,7 +269,7 @@ def main(argv=None):
     options = read(Options, argv, ['models'])
     rows = {name: [] for name in chosen(options.only)}
     way = read_way(options)
-    if way.dials:
+    if way.span:
         raise Refused(f'{way}: the probes look at each layer as it is, so they take --loop and '
                       '--r, and no window')
     paths = named_models(options.models)

@@ -21,7 +21,7 @@ from nanodepth.report.printed import print_tables
 from nanodepth.report.tables import UNITS, mean, named_after, number, where, write_csv
 from nanodepth.retrofit import core_of
 from nanodepth.scoring.rows import Asked, Subject, notes_beside
-from nanodepth.scoring.way import Way, Ways, read_ways
+from nanodepth.scoring.way import ALONE, Way, Ways, read_ways
 
 
 @dataclass(kw_only=True)
@@ -61,7 +61,7 @@ def ways_of(options, model):
             raise Refused(f'--blocks={max(options.blocks)}: the model is {depth} layers deep')
         return [Way(loop=repeat_block(order, start, size, times)) for size in options.blocks
                 for start in range(depth - size + 1) for times in options.times]
-    if options.loop or options.r:
+    if any(getattr(options, name) for name in ALONE):
         return read_ways(options)
     if core_of(model) and not options.window:
         raise Refused('of a model with a recurrent core, name the ways: --r=1,2,4 or --window=0-1')

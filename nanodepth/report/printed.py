@@ -7,6 +7,10 @@ from nanodepth.report.contrasts import beside, difference, flops_of, paired, spe
 from nanodepth.report.tables import (PLAIN, UNITS, change_in_words, columns, grouped, number,
                                      over_seeds, where)
 
+# {a column of the table of models: what of a row stands there, and how it is written}
+OF_MODEL = {'loop': ('loop', ''), 'unique': ('unique', '.0f'), 'deep': ('depth', '.0f'),
+            'params': ('params', ',.0f'), 'FLOPs/token': ('inference_flops', '.2e'),
+            'training FLOPs': ('training_flops', '.2e')}
 FEW = 8             # answers or rows: fewer decide nothing
 
 
@@ -27,12 +31,10 @@ def print_tables(rows):
     rows = over_seeds(rows, ['way', 'measure'], ['mean', 'change'])
     models = {row['run']: row for row in reversed(rows) if row['way'] == PLAIN}
     if len(models) > 1:
-        print(columns([['run', 'loop', 'unique', 'deep', 'params', 'FLOPs/token', 'training FLOPs'],
-                       *([name, row['loop'], f'{row["unique"]:.0f}', f'{row["depth"]:.0f}',
-                          f'{row["params"]:,.0f}',
-                          *(f'{row[key]:.2e}'.replace('nan', 'unknown')
-                            for key in ('inference_flops', 'training_flops'))]
-                         for name, row in reversed(models.items()))]))
+        print(columns([['run', *OF_MODEL], *(
+            [name, *(f'{row[key]:{form}}'.replace('nan', 'unknown')
+                     for key, form in OF_MODEL.values())]
+            for name, row in reversed(models.items()))]))
     heads = {}
     for row in rows:
         word = UNITS[row['kind']].word

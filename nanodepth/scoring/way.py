@@ -47,19 +47,17 @@ class Ways(Brought):
         self.solver = tuple(solvers)
 
 
-DIALS = [each.name for each in fields(Ways) if each.name not in ('loop', 'r', 'classes')]
+ALONE = 'loop', 'r'         # each is a way by itself; all others are of one window
 
 
 def read_ways(options):
     "The ways that the options name: none if there is no such option."
-    values = {each.name: getattr(options, each.name) for each in fields(Ways)
-              if each.name != 'classes'}
-    kinds = [kind for kind, names in (('--loop', ['loop']), ('--r', ['r']), ('the wrapper', DIALS))
-             if any(values[name] for name in names)]
+    several = {each.name: value for each in fields(Ways)
+               if (value := getattr(options, each.name)) and each.name != 'classes'}
+    kinds = {f'--{name}' if name in ALONE else 'the wrapper': None for name in several}
     if len(kinds) > 1:
         raise Refused(f'{" and ".join(kinds)} are different ways of running a model: give one '
                       '(export writes one way into a folder, which takes another)')
-    several = {name: value for name, value in values.items() if value}
     ways = [Way(**dict(zip(several, cell))) for cell in itertools.product(*several.values())
             if several]
     return [*{str(way): way for way in ways}.values()]      # what is named twice is one way
@@ -76,31 +74,31 @@ def read_way(options):
 class Way:
     "loop, r, or settings of nanodepth.looped; nothing: the model as it is."
 
-    def __init__(self, loop=None, r=None, **dials):
-        self.text = loop if isinstance(loop, str) else None
-        self.loop = parse_loop(loop) if self.text else loop
-        self.r = r
-        self.dials = dials
-        if dials:               # what cannot be is refused before a model is opened
-            self.span = Window([], **{name: dials[name] for name in dials if name != 'window'})
+    def __init__(self, **settings):
+        self.settings = settings
+        self.loop, self.r = map(settings.get, ALONE)
+        window = {name: value for name, value in settings.items() if name not in ALONE}
+        self.window = window.pop('window', None)
+        # what cannot be is refused before a model is opened
+        self.span = Window([], **window) if window or self.window else None
+        if isinstance(self.loop, str):
+            parse_loop(self.loop)
 
     def order(self, model):
         "What a model runs in this way."
-        core = core_of(model)
+        order, core = order_of(model), core_of(model)
         if self.r is not None and not core:
             raise Refused(f'r={self.r} is for models with a recurrent core, and this one has none: '
                           'loop runs its layers in another order')
         if self.loop and core:
             raise Refused(f'{self} is for ordinary models: a recurrent core is run more often by r')
-        if self.loop:               # each layer of a notation must run
-            return fit_loop(self.text, len(layers_of(model))) if self.text else self.loop
-        order = order_of(model)
         if self.r is not None:      # the same order, whose core, wherever it stands, is another one
             order, core = copy.deepcopy((order, core))
             core.r = self.r
             core.with_gradient()                # which refuses r = 0
-            return order
-        return put(self.span, order, self.dials.get('window')) if self.dials else order
+        if isinstance(self.loop, str):          # each layer of a notation must run
+            return fit_loop(self.loop, len(layers_of(model)))
+        return put(self.span, order, self.window) if self.span else self.loop or order
 
     def apply(self, model):
         "The model runs in this way inside a `with`."
@@ -112,15 +110,11 @@ class Way:
         return layers_run(self.order(model))
 
     def __str__(self):
-        if self.loop:
-            return f'--loop={self.text or notation(self.loop)}'
-        if self.r is not None:
-            return f'--r={self.r}'
-        return as_typed(self.dials) or PLAIN
+        return as_typed(self.settings) or PLAIN
 
 
-def as_typed(dials):
-    return ' '.join(f'--{name}={shown(value)}' for name, value in dials.items())
+def as_typed(settings):
+    return ' '.join(f'--{name}={shown(value)}' for name, value in settings.items())
 
 
 def notation(order):
@@ -153,4 +147,6 @@ def format_loop(order):
 
 def shown(value):
     "A value as a user types it."
+    if isinstance(value, list):
+        return notation(value)
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

@@ -23,6 +23,7 @@ from conftest import ROOT, save_run  # noqa: E402
 
 from nanodepth.extras import play  # noqa: E402
 from nanodepth.grow import lidas, untie  # noqa: E402
+from nanodepth.loop import parse_loop  # noqa: E402
 from nanodepth.model import LM, ModelConfig  # noqa: E402
 from nanodepth.retrofit import core_of, surgery  # noqa: E402
 from nanodepth.scoring.likelihoods import encode  # noqa: E402
@@ -185,8 +186,8 @@ def compare(page, run, model, ways, texts, most):
     "Of each text in each way: the logits that the page and PyTorch give, and the likeliest token."
     tokenizer = get_tokenizer(run)
     for way in ways:
-        how = dict(wrap=way.dials) if way.dials else dict(r=way.r) if way.r else (
-            dict(order=way.loop) if way.loop else {})
+        how = dict(wrap=way.settings) if way.span else dict(r=way.r) if way.r else (
+            dict(order=parse_loop(way.loop)) if way.loop else {})
         found = page.evaluate(ASK, ['logits', dict(model=Path(run).name, how=how, prompts=texts)])
         with way.apply(model), torch.no_grad():
             for text, (likeliest, logits) in zip(texts, found):
