@@ -93,7 +93,7 @@ def test_a_suffix_is_a_seed_only_where_the_run_says_so(tmp_path):
         runs[f'f-{seed}'] = seeded(tmp_path / f'f-{seed}', seed, data=f'data/{seed}')
     for seed in (0, 1):                     # of other cores, as two cuts have them
         runs[f'g-{seed}'] = seeded(tmp_path / f'g-{seed}', seed, order=[0, seed])
-    for seed in (0, 1, 2):                  # the first is of other settings
+    for seed in (0, 1, 2):                  # of one of them the settings are others
         runs[f'h-{seed}'] = seeded(tmp_path / f'h-{seed}', seed, lr=1 + (seed > 0))
     for seed in (0, 1):
         runs[f'j-{seed}'] = seeded(tmp_path / f'j-{seed}', seed, init_from=f'out/p-{seed}')
@@ -103,7 +103,7 @@ def test_a_suffix_is_a_seed_only_where_the_run_says_so(tmp_path):
     assert Counter(tables.groups_of(runs, tables.MADE).values()) == {
         'a': 2, 'b': 1, 'c-4': 1, 'lr1e-3': 1, 'lr1e-4': 1, 'd': 1, 'd-*': 2, 'base_1-2-1': 1,
         'base_1-2-2': 1, 'e-1': 1, 'e-01': 1, 'f-0': 1, 'f-1': 1, 'g-0': 1,
-        'g-1': 1, 'h-0': 1, 'h': 2, 'j': 2, 'hf-1': 1, 'hf-2': 1}
+        'g-1': 1, 'h-0': 1, 'h-1': 1, 'h-2': 1, 'j': 2, 'hf-1': 1, 'hf-2': 1}
     there = [seeded(tmp_path / place / f'i-{seed}', seed) for place in 'xy' for seed in (0, 1)]
     assert [*Counter(tables.groups_of(tables.run_names(there)).values()).values()] == [2, 2]
     kept = tables.run_names([runs[name] / 'ckpt-9.pt' for name in ('a-0', 'a-1', 'b')])

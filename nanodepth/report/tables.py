@@ -11,7 +11,6 @@ import json
 import math
 import os
 import re
-from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -101,16 +100,12 @@ def groups_of(paths, more=()):
             seeded.setdefault(stem + kept, {})[name] = int(number), made
     names = [Path(stem).name for stem in seeded]
     for stem, of_name in seeded.items():
-        (most, n), *others = Counter(made for _, made in of_name.values()).most_common()
-        seeds = {name: seed for name, (seed, made) in of_name.items() if made == most}
-        as_many = others and others[0][1] == n          # such as kept checkpoints of two steps
-        if as_many or not 1 < n == len({*seeds.values()}):
-            seeds = {}
+        seeds, made = zip(*of_name.values())
         group = Path(stem).name if names.count(Path(stem).name) == 1 else os.path.relpath(stem)
-        groups |= dict.fromkeys(seeds, f'{group}-*' if group in paths else group)
-        apart = [name for name in of_name if name not in seeds]
-        if apart and len(of_name) > 1:
-            say(f'{", ".join(apart)}: not averaged as seeds of {group}, because settings, shape, '
+        if len({*made}) == 1 < len({*seeds}) == len(seeds):
+            groups |= dict.fromkeys(of_name, f'{group}-*' if group in paths else group)
+        elif len(seeds) > 1:
+            say(f'{", ".join(of_name)}: not averaged as seeds of {group}, because settings, shape, '
                 'steps or data differ, or a seed is there twice')
     return groups
 
