@@ -91,7 +91,7 @@ def ranked_by(rows):
         if row['kind'] == 'share':
             first.setdefault(task_of(row), row['measure'])
     for row in of_tasks:
-        if row['kind'] in ('score', 'less') and task_of(row) not in first:
+        if row['kind'] not in ('share', 'log_prob') and task_of(row) not in first:
             raise Refused(f'{row["measure"]} is no share of right answers, and nothing can be '
                           'ranked by it: leave its task out')
     return list(first.values()) or [rows[0]['measure']]
@@ -105,7 +105,8 @@ def search(name, subject, options, notes):
     recipe = Way(window='{}-{}'.format(*pick_window(None, depth_of(subject.model))), solver='rk',
                  K=3)
     tried = {str(Way()): Way()} | ways
-    if not (options.blocks or options.loop or options.r or spans_in(order_of(subject.model))):
+    if not (options.blocks or any(getattr(options, name) for name in ALONE)
+            or spans_in(order_of(subject.model))):
         tried.setdefault(str(recipe), recipe)
     parts = {part: subject.rows([*tried.values()], notes, offset, part=part, run=name, group=name)
              for offset, part in enumerate(PARTS)}

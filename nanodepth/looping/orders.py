@@ -50,7 +50,7 @@ def layers_run(order):
         if isinstance(item, int):
             layers += 1
         else:
-            times = item.evaluations() if isinstance(item, PlainWindow) else 1
+            times = item.evaluations() if hasattr(item, 'evaluations') else 1
             within = layers_run(item.items) * len(item.unrolled()) // len(unrolled(item.items))
             layers += times * within
     return layers

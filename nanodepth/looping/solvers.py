@@ -12,7 +12,7 @@ import numbers
 import torch
 
 from nanodepth.common.errors import Refused, check_choice
-from nanodepth.wrapper import SOLVERS, Window, rk
+from nanodepth.wrapper import IN_PACKAGE, SOLVERS, Window, rk
 
 lerp = torch.lerp       # exactly x at 0 and y at 1, as wrapper.py says
 
@@ -197,8 +197,7 @@ def poly_blend(g, x, K, weights=None):
 
 # They are those of "Training-Free Looped Transformers", section 2.3 (Eq. 10 to 16, Table 1) and
 # appendix E. What these leave open is as in the authors' code.
-SOLVERS.update({f.__name__: f for f in (euler, butcher, midpoint, heun, rk4, layer_anchored_frozen,
-                                        heavy_ball, anderson, aitken, norm_stab, poly_blend)})
+SOLVERS.update({name: globals()[name] for name in ('euler', *IN_PACKAGE)})
 BY_LAYER = {'layer_anchored_frozen'}        # these work layer by layer, and pin experts
 BOUNDS = dict(K=(1, math.inf), T=(1e-3, 1e3), beta=(0, 1))
 

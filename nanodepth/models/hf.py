@@ -15,7 +15,7 @@ from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.files import new_folder, reading, write_json
 from nanodepth.common.whose import is_ours, local_folder
 from nanodepth.grow import untie
-from nanodepth.model import LM, ModelConfig, rope_tables, spans_in
+from nanodepth.model import LM, ModelConfig, require, rope_tables, spans_in
 from nanodepth.text.tokenizer import generation_of, get_tokenizer, marks_of, write_tokenizer
 
 # -------------------------------------------------------------------------------------------- names
@@ -62,8 +62,9 @@ def config_of(path):
         return package.AutoConfig.from_pretrained(local_folder(path), trust_remote_code=False)
 
 
-# {what transformers calls a family: what our model has beside a Llama's}; the first that fits
+# {what transformers calls a family: what our model has beside a Llama's}
 FAMILIES = dict(qwen3=dict(qk_norm=True), qwen2=dict(qkv_bias=True), llama={})
+FLAGS = sorted({flag for has in FAMILIES.values() for flag in has})
 
 
 def lacking(c):
@@ -106,7 +107,9 @@ def model_config(c):
 def config_json(config, depth):
     "Our ModelConfig as a config.json, for a model of `depth` layers of their own."
     theirs = {theirs: getattr(config, ours) for ours, theirs in OURS.items()}
-    family = next(name for name, has in FAMILIES.items() if all(getattr(config, x) for x in has))
+    has = {flag: True for flag in FLAGS if getattr(config, flag)}
+    family = next((name for name in FAMILIES if FAMILIES[name] == has), None)
+    require(family, f'no family of transformers has {" and ".join(has)}')
     scaling = dict(config.rope_scaling, rope_type='llama3') if config.rope_scaling else None
     return theirs | dict(
         architectures=[f'{family.title()}ForCausalLM'], model_type=family, num_hidden_layers=depth,

@@ -4,6 +4,7 @@ adapter. So what they have published opens here, and what is trained here opens 
 Usage: model = load_model('FOLDER')         # it finds out which family it is
 """
 import inspect
+import itertools
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,28 +23,25 @@ LAYER = {           # theirs: ours, whose rows it holds one after the other
     'norm_1': ['attn_norm'], 'norm_2': ['mlp_norm'],
     'attn.Wqkv': ['attn.q', 'attn.k', 'attn.v'], 'attn.proj': ['attn.o'],
     'mlp.fc': ['mlp.gate', 'mlp.up'], 'mlp.proj': ['mlp.down'],
+    'attn.q_norm': ['attn.q_norm'], 'attn.k_norm': ['attn.k_norm'],         # these are ours
 }
 OUTSIDE = {'transformer.wte': 'embed', 'transformer.ln_f': 'norm', 'lm_head': 'head',
            'transformer.adapter': 'adapter'}
 PARTS = dict(prelude='n_layers_in_prelude', core='n_layers_in_recurrent_block',
              coda='n_layers_in_coda')
-QK_NORMS = {'attn.q_norm': ['attn.q_norm'], 'attn.k_norm': ['attn.k_norm']}      # ours
 CODE = 'modeling_recurrent'
 
 
 def names_of(model):
     "{their name: our names}."
     names = {f'{theirs}.weight': [f'{ours}.weight'] for theirs, ours in OUTSIDE.items()}
-    parts = dict(zip(('prelude', 'core_block', 'coda'), parts_of(model)))
-    table = LAYER | QK_NORMS if model.config.qk_norm else LAYER
-    for part, layers in parts.items():
+    there = model.state_dict().keys()
+    for part, layers in zip(('prelude', 'core_block', 'coda'), parts_of(model)):
         for place, i in enumerate(layers):
-            for theirs, ours in table.items():
-                names[f'transformer.{part}.{place}.{theirs}.weight'] = [
-                    f'layers.{i}.{name}.weight' for name in ours]
-            if model.config.qkv_bias:
-                names[f'transformer.{part}.{place}.attn.Wqkv.bias'] = [
-                    f'layers.{i}.attn.{name}.bias' for name in 'qkv']
+            for (theirs, ours), kind in itertools.product(LAYER.items(), ('weight', 'bias')):
+                own = [f'layers.{i}.{name}.{kind}' for name in ours]
+                if there >= {*own}:
+                    names[f'transformer.{part}.{place}.{theirs}.{kind}'] = own
     return names
 
 
@@ -52,7 +50,7 @@ DEFAULTS = dict(
     num_key_value_heads=None, head_dim=None, block_size=None, max_position_embeddings=None,
     rope_base=50_000.0, rope_theta=None, rope_scaling=None, rope_parameters=None,
     mean_backprop_depth=8, test_time_noise=0.0, init_values={},
-    qk_norm=False, qkv_bias=False, first_state=None)        # the last three are ours
+    first_state=None) | dict.fromkeys(hf.FLAGS, False)      # these are ours
 
 
 def load_raven(folder):
@@ -71,8 +69,8 @@ def load_raven(folder):
         config = ModelConfig(
             vocab_size=n_vocab, n_layer=sum(sizes.values()),
             n_embd=c.n_embd, n_head=c.n_heads, n_kv_head=c.num_key_value_heads,
-            head_dim=c.head_dim if c.first_state else None, qk_norm=c.qk_norm,
-            qkv_bias=c.qkv_bias,
+            head_dim=c.head_dim if c.first_state else None,
+            **{flag: getattr(c, flag) for flag in hf.FLAGS},
             ffn_dim=c.intermediate_size, context=c.max_position_embeddings or c.block_size,
             norm_eps=c.norm_eps, rope_theta=c.rope_theta or c.rope_base, tie_embeddings=False,
             rope_scaling=hf.llama3(c.rope_scaling) if c.rope_scaling else None)
@@ -147,8 +145,8 @@ def in_their_format(model):
     sizes = dict(zip(PARTS.values(), map(len, parts_of(model))))
     std = core.std(width)
     config_json = dict(
-        architectures=['RavenForCausalLM'], model_type=FAMILY, qk_norm=c.qk_norm,
-        qkv_bias=c.qkv_bias,
+        architectures=['RavenForCausalLM'], model_type=FAMILY,
+        **{flag: getattr(c, flag) for flag in hf.FLAGS},
         auto_map={'AutoConfig': f'{CODE}.RecurrentConfig',
                   'AutoModelForCausalLM': f'{CODE}.RavenForCausalLM'},
         first_state='fresh' if core.fresh else 'table', n_embd=width, n_heads=c.n_head,
@@ -190,4 +188,5 @@ def modeling_code():
     "modeling_recurrent.py with the two functions of model.py that it uses: a file by itself."
     text = Path(__file__).with_name(f'{CODE}.py').read_text(encoding='utf-8')
     line = 'from nanodepth.model import rope_tables, rotate\n'
+    assert line in text
     return text.replace(line, '\n' + '\n\n'.join(map(inspect.getsource, (rope_tables, rotate))))

@@ -22,7 +22,7 @@ from nanodepth.model import spans_in
 from nanodepth.models.checkpoint import OURS, kind_of
 from nanodepth.models.hf import as_theirs
 from nanodepth.models.hf_recurrent import as_raven
-from nanodepth.report.tables import Score, mean
+from nanodepth.report.tables import UNITS, Score, mean
 from nanodepth.retrofit import Core, core_of
 from nanodepth.text.primitives import TASKS, TOY_TASKS
 from nanodepth.text.tokenizer import write_tokenizer
@@ -129,7 +129,7 @@ def means_of(scores, names):
         of_list = []
         for task, _, metric in LISTS.get(name, ()):
             of_task = {key.removeprefix(f'{task} '): score for key, score in scores.items()
-                       if key.startswith(f'{task} ') and score.kind != 'less'}
+                       if key.startswith(f'{task} ') and not UNITS[score.kind].less_is_better}
             of_list.append(of_task.get(metric or next(iter(of_task), None)))
         if of_list and all(score and score.kind == 'share' for score in of_list):
             errors = [math.nan if score.error is None else score.error for score in of_list]

@@ -264,7 +264,7 @@ class Subject:
                  if each.name != 'metric']
         yours = filter(None, map(own_file, [*sys.modules.values()]))
         code = [*Path(nanodepth.__file__).parent.rglob('*.py'), *map(nanodepth.file_of, BOOK),
-                *yours, *EVALS.rglob('*.*'), *BROUGHT_BY]
+                *yours, *EVALS.rglob('*'), *BROUGHT_BY]
         packages = [f'{each.name} {each.version}' for each in distributions()
                     if each.name in ('torch', 'transformers', 'tokenizers', 'lm_eval')]
         code = stamps(code)

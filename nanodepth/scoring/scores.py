@@ -38,7 +38,7 @@ def compared(before, after):
     changes = [float(b) - float(a) for a, b in zip(before.answers, after.answers, strict=True)
                if isinstance(a, (int, float)) and isinstance(b, (int, float))]
     change = after.mean - before.mean
-    if before.kind != 'nats' and changes and abs(mean(changes) - change) > 1e-9:
+    if changes and abs(mean(changes) - change) > 1e-9:
         changes = []        # not a mean over documents: a perplexity, a group of tasks
     return Change(change, error_of(changes), p_value(changes), changes)
 

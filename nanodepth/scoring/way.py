@@ -52,8 +52,8 @@ ALONE = 'loop', 'r'         # each is a way by itself; all others are of one win
 
 def read_ways(options):
     "The ways that the options name: none if there is no such option."
-    several = {each.name: value for each in fields(Ways)
-               if (value := getattr(options, each.name)) and each.name != 'classes'}
+    given = {each.name: getattr(options, each.name) for each in fields(Ways)}
+    several = {name: values for name, values in given.items() if values and name != 'classes'}
     kinds = {f'--{name}' if name in ALONE else 'the wrapper': None for name in several}
     if len(kinds) > 1:
         raise Refused(f'{" and ".join(kinds)} are different ways of running a model: give one '
@@ -76,11 +76,11 @@ class Way:
 
     def __init__(self, **settings):
         self.settings = settings
-        self.loop, self.r = map(settings.get, ALONE)
-        window = {name: value for name, value in settings.items() if name not in ALONE}
-        self.window = window.pop('window', None)
+        self.loop, self.r = settings.get('loop'), settings.get('r')
+        dials = {name: value for name, value in settings.items() if name not in ALONE}
+        has_window, self.window = bool(dials), dials.pop('window', None)
         # what cannot be is refused before a model is opened
-        self.span = Window([], **window) if window or self.window else None
+        self.span = Window([], **dials) if has_window else None
         if isinstance(self.loop, str):
             parse_loop(self.loop)
 
