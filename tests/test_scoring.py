@@ -366,7 +366,7 @@ def test_a_note_is_of_all_that_decides_a_measure(run, tmp_path, data, monkeypatc
     monkeypatch.setattr(rows_file, 'EVALS', tmp_path / 'evals')
     helper = SimpleNamespace(__file__=str(tmp_path / 'mine/helper.py'))
     monkeypatch.setitem(sys.modules, 'helper', helper)      # of a measure of one's own
-    for file in ('package/looping/solvers.py', 'book/training/plan.py', 'evals/mine.yaml',
+    for file in ('package/looping/solvers.py', 'book/training/plan.py', 'evals/_included',
                  'mine/helper.py'):
         edit(tmp_path / file, 'x = 1', 'x = 10')
     for version in '12':
