@@ -181,6 +181,14 @@ def test_which_arms_have_a_partner(tmp_path):
     assert variant.family('a')[1:3] == ['less', 'least']
 
 
+def test_a_partner_that_whole_steps_miss_is_none(data, tmp_path):
+    arms = Arms(dict(a=f'{BASE} --steps=2', b='a --n_layer=3 --loop=3'), tmp_path,
+                [f'--data={data}'], partners=True)
+    assert 1.5 < total(arms, 'b') / (total(arms, 'a') / 2) < 1.9
+    with pytest.raises(compare.NoPartner, match='whole steps miss these FLOPs by more than 2%'):
+        arms.refuse_partner('a with the FLOPs of b', 0, {})
+
+
 def test_what_a_model_begins_from_counts(data, tmp_path):
     lines = dict(plain=BASE, cut='cut {plain} 1-2-1',
                  core='config/retrofit.py --init_from={cut} --recurrence=2',
