@@ -186,7 +186,24 @@ def test_a_partner_that_whole_steps_miss_is_none(data, tmp_path):
                 [f'--data={data}'], partners=True)
     assert 1.5 < total(arms, 'b') / (total(arms, 'a') / 2) < 1.9
     with pytest.raises(compare.NoPartner, match='whole steps miss these FLOPs by more than 2%'):
-        arms.refuse_partner('a with the FLOPs of b', 0, {})
+        arms.refuse_partner('a with the FLOPs of b', 0)
+
+
+def test_a_partner_is_trained_if_no_other_run_has_the_arms_flops(data, tmp_path):
+    "By the costs that a table's words go by, and for all seeds or none."
+    arms = Arms(dict(a=f'{BASE} --steps=60', near='a --ffn_dim=334', same='a --ffn_dim=337',
+                     less='a --lr=1e-3 --steps=30', twin='less --lr=2e-3', long='a --steps=90'),
+                tmp_path, [f'--data={data}', '--warmup_steps=3', '--decay_steps=6'], partners=True)
+    whole = total(arms, 'a')
+    assert 0.97 < total(arms, 'near') / whole < 0.98 < total(arms, 'same') / whole < 0.99
+    assert total(arms, 'a with the FLOPs of near') > 0.98 * whole       # in whole steps
+    for name, is_trained in dict(near=True, same=False, less=True, twin=False, long=False).items():
+        partner = f'a with the FLOPs of {name}'
+        for seed in (0, 1):
+            with contextlib.nullcontext() if is_trained else pytest.raises(compare.NoPartner):
+                arms.refuse_partner(partner, seed)
+        assert arms.verdicts[partner] == (None if is_trained else '')
+    assert compare.bases(SimpleNamespace(against=dict(near='less')), arms)['near'] == ['less']
 
 
 def test_what_a_model_begins_from_counts(data, tmp_path):
@@ -211,13 +228,13 @@ def test_what_a_model_begins_from_counts(data, tmp_path):
 def test_what_begins_from_a_published_model_is_compared_by_its_own_flops(call, tiny, tmp_path):
     save_hf(tiny(vocab_size=257, context=96), tmp_path / 'published', tokenizer='bytes')
     line = f'config/baseline.py --init_from={tmp_path}/published'
-    said = call(line, f'{line} --steps=30', '--measures=loss', '--seeds=1')
+    said = call(line, f'{line} --lr=1e-3 --steps=30', '--measures=loss', '--seeds=1')
     assert 'with the FLOPs of' in said and 'equal training FLOPs' in said
     nanodepth('cut', [f'{tmp_path}/published', '1-2-1', '--scratch', f'--out={tmp_path}/new'])
     for path, is_published in ('published', True), ('new', False):      # of which no weight is left
         config = SimpleNamespace(init_from=str(tmp_path / path))
         assert compare.is_published(config) == is_published
-    arms = dict(first=line, longer=f'{line} --steps=30', new='config/baseline.py --n_layer=4')
+    arms = dict(first=line, longer=f'{line} --lr=1e-3 --steps=30', new=BASE)
     said = call(write(tmp_path / 'three.py', f'arms, measures = {arms}, ("loss",)'), '--seeds=1')
     assert [row['compared with'] for row in table_of(said, 'loss')] == [
         '', 'first', 'first with the FLOPs of longer, equal training FLOPs', 'first', '']
@@ -613,8 +630,8 @@ def test_the_file_of_the_toys_has_the_arms_that_its_table_needs(monkeypatch):
     arms = Arms(options.arms, options.out, (), options.partners)
     equal = ['baseline', 'baseline_isoflops']       # whose cool-down is the baseline's own
     assert len(arms) == 11 and compare.bases(options, arms) == dict(
-        midas=equal, lidas=equal, loop_2x4=equal, standard_2=equal, loop_1_2x3_1=equal,
-        standard_4=equal, retrofit=['retrofit_dense'], retrofit_dense=equal)
+        baseline_isoflops=equal[:1], midas=equal, lidas=equal, loop_2x4=equal, standard_2=equal,
+        loop_1_2x3_1=equal, standard_4=equal, retrofit=['retrofit_dense'], retrofit_dense=equal)
 
 
 def test_students_t_is_scipys():
@@ -678,6 +695,9 @@ def test_costs_are_means_over_seeds_and_what_no_seed_shares_is_no_comparison(cap
     for mixed in (others[:2] + at_first[2:4], others[:4]):
         print_differences(mixed, dict(b=['a']))         # one seed, or both, on equal data
         assert ('seeds in common: 1' in capsys.readouterr().out) == (mixed != others[:4])
+    in_a_way = [row | dict(way='--K=2') for row in rows[2:4]]       # (b as it is has no such rows)
+    print_differences(rows[:2] + in_a_way, dict(b=['a']))
+    assert 'no seed in common' not in capsys.readouterr().out
     # p and q began from published models: what counts between the two is the training since
     unknown = [row | dict(flops=80.0) for row in group('p', (0, 1), *[float('nan')] * 2)
                + group('q', (0, 1), *[float('nan')] * 2)]

@@ -373,6 +373,8 @@ def test_transformers_opens_ours_by_the_code_in_the_folder(tiny, tmp_path, name)
         own = {depth: own[depth if depth < 7 else depth + 4] for depth in range(8)}
         assert torch.allclose(theirs(tokens[:, 9:10], past_key_values=cache, num_steps=3).logits,
                               model(tokens[:, 9:10], cache=own), atol=1e-5)
+        with pytest.raises(AssertionError, match='was filled with fewer num_steps'):
+            theirs(tokens[:, 10:11], past_key_values=cache, num_steps=5)
         assert torch.equal(theirs(tokens, attention_mask=torch.ones(2, 70)).logits,
                            theirs(tokens).logits)
         began = theirs(tokens[:, :9]).past_key_values       # kept unless it is told otherwise

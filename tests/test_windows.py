@@ -173,6 +173,8 @@ def test_an_exact_cache_within_one_that_keeps_the_first(listed):
     listed.order[1].K = 1
     torch.testing.assert_close(in_pieces(listed, t, [5, 1, 4, 1, 1])[0], listed(t), rtol=1e-4,
                                atol=1e-4)
+    with looped(listed, (1, 3)), pytest.raises(Refused, match="one has cache='exact', so to gen"):
+        listed(t, cache={})
 
 
 # ----------------------------------------------------------------------------- a window in ours
@@ -865,6 +867,8 @@ IMPOSSIBLE = [
     (None, dict(pin='mixture'), 'no router'),
     (None, dict(solver='rk(K=5)'), 'K is given beside it'),
     (None, dict(cache='exact', solver='euler', tol=0.1), 'halting tolerance'),
+    (None, dict(cache='last_eval', solver='euler', tol=0.1), 'halting tolerance'),
+    (None, dict(cache='none', decode='bypass'), "cache='none' needs .* decode='full'"),
     (None, dict(solver='layer_anchored_frozen', mode='block'), "mode='block' is not one of layer"),
     (None, dict(k=3), 'it takes: K, beta, T'), (None, dict(K=2.5), 'not of its kind: .*2.5'),
     (an_encoder_and_a_decoder, {}, 'has an encoder and a decoder'),

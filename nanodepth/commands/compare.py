@@ -154,6 +154,7 @@ class Arms(dict):
     def __init__(self, lines, out, more=(), partners=False, against={}, seed=0):
         self.out, self.more = out, [*more]
         self.added = set()      # the partners that nobody has written
+        self.verdicts = {}      # {one of them: why it is not trained, or None}
         arms = {name: read_arm(name, lines) for name in lines}
         try:
             order = [*graphlib.TopologicalSorter({
@@ -297,18 +298,30 @@ class Arms(dict):
         "The arm that is no partner whose FLOPs an arm has."
         return self.paid_for(self[name].flops) if self[name].partner_of else name
 
-    def refuse_partner(self, name, seed, made):
-        """Of an added one, when all that it needs is there: does it have the FLOPs, and none of its
-        family has them already?"""
+    def refuse_partner(self, name, seed):
+        """Of an added one, when all that it needs is there. What the first seed says counts for
+        all."""
+        if name not in self.verdicts:
+            self.verdicts[name] = self.verdict(name, seed)
+        if self.verdicts[name] is not None:
+            raise NoPartner(self.verdicts[name])
+
+    def verdict(self, name, seed):
+        "Why an added partner is not trained, '' if another run has its FLOPs; None: it is trained."
         of = self[name].flops
-        if is_published(self.argv(of, seed)[0]) != is_published(self.argv(name, seed)[0]):
-            raise NoPartner('what a published model has cost is not known')
-        own = self.cost(name, seed)
-        if not is_same(own, self.cost(of, seed)):
-            raise NoPartner('whole steps miss these FLOPs by more than 2%')
+        (config, _), (paid_for, _) = self.argv(name, seed), self.argv(of, seed)
+        if is_published(config) != is_published(paid_for):
+            return 'what a published model has cost is not known'
+        wanted = self.cost(of, seed)
+        if not is_same(wanted, self.cost(name, seed)):
+            return 'whole steps miss these FLOPs by more than 2%'
+        if as_written(config) == as_written(paid_for):
+            return ''
         for other in self.family(name)[1:]:
-            if (other, seed) in made and is_same(own, self.cost(other, seed)):
-                raise NoPartner
+            if other not in self.added or self.verdicts.get(other, '') is None:
+                with contextlib.suppress(Refused):      # what that begins from may not be there
+                    if is_same(wanted, self.cost(other, seed)):
+                        return ''
 
 
 def data_files(config):
@@ -356,7 +369,7 @@ def make(arms, name, seed, made, folder):
     try:
         config, words = arms.argv(name, seed)
         if name in arms.added:
-            arms.refuse_partner(name, seed, made)
+            arms.refuse_partner(name, seed)
         if arms[name].is_cut and not checkpoint_file(folder).exists():
             with contextlib.redirect_stdout(io.StringIO()):
                 cut.main([*words, f'--out={folder}'])
@@ -453,7 +466,8 @@ def ways_of(options, name=None):
 def bases(options, arms):
     "{arm: what it is compared with}: the first, or what `against` says, and that one's family."
     of = {name: arms.family(options.against.get(name, arms.first)) for name in arms.trained()}
-    return {name: family for name, family in of.items() if name not in family}
+    return {name: [other for other in family if other != name] for name, family in of.items()
+            if name != family[0] and name not in arms.added}
 
 
 def draw(options, arms, folders, rows):

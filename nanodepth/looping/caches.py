@@ -47,8 +47,10 @@ class Window(PlainWindow):
         check_choice('cache', self.keeps, CACHES)
         check_choice('decode', decode, ('full', 'bypass'))
         check_choice('pin', pin, (None, 'mixture'))
-        if self.keeps == 'exact' and (decode != 'full' or 'tol' in self.options):
-            raise Refused("cache='exact' needs the same evaluations for every token: "
+        # what they keep or hide is of each evaluation, so all tokens must have the same ones
+        if (decode != 'full' and self.keeps in ('exact', 'none')
+                or 'tol' in self.options and self.keeps in ('exact', 'last_eval')):
+            raise Refused(f'cache={self.keeps!r} needs the same evaluations for every token: '
                           "decode='full', and no halting tolerance")
 
     def settings(self):
@@ -110,8 +112,13 @@ class Memory:
         self.kind, self.K = window.keeps, window.evaluations()
         self.first, self.end = depth, depth + len(unrolled(window.items))
         self.ours = isinstance(cache, dict)
+        within = spans_in(window.items)
+        if (self.ours and self.kind != 'exact'
+                and any(getattr(span, 'keeps', None) == 'exact' for span in within)):
+            raise Refused("a window within this one has cache='exact', so to generate this one "
+                          'needs it, too')
         if self.ours and self.kind == 'none':
-            if any(isinstance(span, Core) for span in spans_in(window.items)):
+            if any(isinstance(span, Core) for span in within):
                 raise Refused("cache='none' hides from a core where it stands in the text: choose "
                               'another')
             self.model = WithoutPast(model, seen(cache, depth))

@@ -155,6 +155,8 @@ class RavenForCausalLM(PreTrainedModel, GenerationMixin):
         if past_key_values is not None:
             self.provide(past_key_values, c.depth(steps))
             past = past_key_values.get_seq_length()
+            filled = {slot.get_seq_length() for slot in past_key_values.layers[:c.depth(steps)]}
+            assert filled <= {past}, 'this cache was filled with fewer num_steps'
         if position_ids is None:
             position_ids = torch.arange(past, past + T, device=input_ids.device)[None]
             if attention_mask is not None:

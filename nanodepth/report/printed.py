@@ -88,7 +88,8 @@ def print_differences(rows, bases, measures=(), margins={}):
             share = cost / (whole or math.nan)
             first = [group, way, '' if math.isnan(share) else f'{share:.0%}', f'{len(its)}',
                      spelled([row['mean'] for row in its], its[0]['kind'])]
-            nothing = 'no seed in common on equal data' if any(others.values()) else ''
+            is_apart = way == PLAIN and any(others.values())
+            nothing = 'no seed in common on equal data' * is_apart
             for words, other in pairs or [(nothing, [])]:
                 common = len(paired(its, other))
                 if 0 < common < max(len(its), len(other)):      # the means are of more

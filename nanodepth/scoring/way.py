@@ -75,9 +75,9 @@ class Way:
     "loop, r, or settings of nanodepth.looped; nothing: the model as it is."
 
     def __init__(self, **settings):
-        self.settings = settings
+        self.settings = {name: each for name, each in settings.items() if each is not None}
         self.loop, self.r = settings.get('loop'), settings.get('r')
-        dials = {name: value for name, value in settings.items() if name not in ALONE}
+        dials = {name: value for name, value in self.settings.items() if name not in ALONE}
         has_window, self.window = bool(dials), dials.pop('window', None)
         # what cannot be is refused before a model is opened
         self.span = Window([], **dials) if has_window else None
