@@ -298,30 +298,31 @@ class Arms(dict):
         "The arm that is no partner whose FLOPs an arm has."
         return self.paid_for(self[name].flops) if self[name].partner_of else name
 
-    def refuse_partner(self, name, seed):
-        """Of an added one, when all that it needs is there. What the first seed says counts for
-        all."""
-        if name not in self.verdicts:
-            self.verdicts[name] = self.verdict(name, seed)
-        if self.verdicts[name] is not None:
-            raise NoPartner(self.verdicts[name])
+    def judge(self, name, seed):
+        "An added partner, by the first seed in which all that it needs is there, for all seeds."
+        self.verdicts[name] = why = self.verdict(name, seed)
+        if why is not None:
+            raise NoPartner(why)
 
     def verdict(self, name, seed):
-        "Why an added partner is not trained, '' if another run has its FLOPs; None: it is trained."
+        """Why an added partner is not trained: in words, or '' if it is another run once more or
+        one of its family has the FLOPs. None: it is trained."""
         of = self[name].flops
         (config, _), (paid_for, _) = self.argv(name, seed), self.argv(of, seed)
         if is_published(config) != is_published(paid_for):
             return 'what a published model has cost is not known'
+        is_drawn = any(planned(each) != planned(replace(each, seed=seed + 1))
+                       for each in (config, paid_for))      # by r, so each seed has other FLOPs
         wanted = self.cost(of, seed)
-        if not is_same(wanted, self.cost(name, seed)):
+        if not is_drawn and not is_same(wanted, self.cost(name, seed)):
             return 'whole steps miss these FLOPs by more than 2%'
-        if as_written(config) == as_written(paid_for):
-            return ''
-        for other in self.family(name)[1:]:
+        for other in (of, *self.family(name)[1:]):
             if other not in self.added or self.verdicts.get(other, '') is None:
                 with contextlib.suppress(Refused):      # what that begins from may not be there
-                    if is_same(wanted, self.cost(other, seed)):
+                    if (as_written(self.argv(other, seed)[0]) == as_written(config) or other != of
+                            and not is_drawn and is_same(wanted, self.cost(other, seed))):
                         return ''
+        return None
 
 
 def data_files(config):
@@ -368,8 +369,8 @@ def make(arms, name, seed, made, folder):
         raise Left(f'{missing[0]}, which it needs, is not there')
     try:
         config, words = arms.argv(name, seed)
-        if name in arms.added:
-            arms.refuse_partner(name, seed)
+        if name in arms.added - arms.verdicts.keys():
+            arms.judge(name, seed)
         if arms[name].is_cut and not checkpoint_file(folder).exists():
             with contextlib.redirect_stdout(io.StringIO()):
                 cut.main([*words, f'--out={folder}'])
@@ -507,6 +508,8 @@ def main(argv=None):
     folders = {job: arms.folder(*job) for job in jobs}      # by what the files say now
     rows, made, asked, left, first, has_failed = [], {}, {}, [], None, False
     for name, seed in tqdm(jobs, 'runs', unit='run'):
+        if arms.verdicts.get(name) is not None:
+            continue            # the first seed has said why
         try:
             folder = made[name, seed] = make(arms, name, seed, made, folders[name, seed])
             if arms[name].is_cut:

@@ -4,7 +4,7 @@ of a recurrent one. A looped model becomes an ordinary one, whose layers have th
     nanodepth cut out/loop_2x4 --untie          # writes out/loop_2x4_untied, to train on from there
 """
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
@@ -162,6 +162,11 @@ def main(argv=None):
         raise Refused('give a shape, such as 2-4-2, or --untie')
     if options.dense and options.scratch:
         raise Refused('--dense keeps weights, --scratch none: train.py makes a new ordinary model')
+    own = 'run', 'shape', 'untie', 'out', 'classes'
+    others = [each.name for each in fields(Options)
+              if each.name not in own and getattr(options, each.name) != each.default]
+    if options.untie and others:
+        raise Refused(f'--{others[0]} is for a shape, and has no effect beside --untie')
     made = options.shape or 'untied'
     target = options.out or Path('out') / f'{Path(options.run).absolute().name}_{made}'
     with new_folder(target) as folder:

@@ -28,7 +28,7 @@ from nanodepth.scoring.way import ALONE, Way, Ways, read_ways
 class Options(Ways, Asked):
     models: list[str]           # folders that train.py wrote, or Hugging Face checkpoints
     blocks: tuple[int, ...] = ()    # instead of other ways: every block of so many layers ...
-    times: tuple[int, ...] = (2,)   # ... run so many times
+    times: tuple[int, ...] = ()     # ... run so many times; (): twice
     best: int = 3               # how many are judged
     # the rows; beside them .jsonl with all that was measured; None: out/sweeps/ASKED.csv
     out: Path | None = None
@@ -60,7 +60,9 @@ def ways_of(options, model):
         if max(options.blocks) > depth:
             raise Refused(f'--blocks={max(options.blocks)}: the model is {depth} layers deep')
         return [Way(loop=repeat_block(order, start, size, times)) for size in options.blocks
-                for start in range(depth - size + 1) for times in options.times]
+                for start in range(depth - size + 1) for times in options.times or (2,)]
+    if options.times:
+        raise Refused('--times is for --blocks: give them, too')
     if any(getattr(options, name) for name in ALONE):
         return read_ways(options)
     if core_of(model) and not options.window:

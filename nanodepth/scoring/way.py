@@ -96,9 +96,11 @@ class Way:
             order, core = copy.deepcopy((order, core))
             core.r = self.r
             core.with_gradient()                # which refuses r = 0
-        if isinstance(self.loop, str):          # each layer of a notation must run
-            return fit_loop(self.loop, len(layers_of(model)))
-        return put(self.span, order, self.window) if self.span else self.loop or order
+        elif isinstance(self.loop, str):        # each layer of a notation must run
+            order = fit_loop(self.loop, len(layers_of(model)))
+        elif self.loop:
+            order = self.loop
+        return put(self.span, order, self.window) if self.span else order
 
     def apply(self, model):
         "The model runs in this way inside a `with`."
