@@ -205,7 +205,7 @@ def test_a_partner_is_trained_if_no_other_run_has_the_arms_flops(data, tmp_path)
     assert compare.bases(SimpleNamespace(against=dict(near='less')), arms)['near'] == ['less']
 
 
-def test_what_a_model_begins_from_counts(data, tmp_path, monkeypatch):
+def test_what_a_model_begins_from_counts(data, tmp_path):
     lines = dict(plain=BASE, cut='cut {plain} 1-2-1',
                  core='config/retrofit.py --init_from={cut} --recurrence=2',
                  same='plain --init_from={plain} --flops=core')
@@ -217,9 +217,11 @@ def test_what_a_model_begins_from_counts(data, tmp_path, monkeypatch):
     assert total(arms, 'core') == own + before
     assert total(arms, 'plain with the FLOPs of core') == pytest.approx(own + before, rel=0.03)
     assert planned(arms.argv('same', 0)[0]) == pytest.approx(own, rel=0.05)
-    with monkeypatch.context() as patch:        # r is drawn: another seed may have other FLOPs
-        patch.setattr(compare, 'is_same', lambda *_: True)
-        assert arms.verdict('plain with the FLOPs of core', 0) is None
+    assert 'add an arm "plain --flops=core"' in arms.verdict('plain with the FLOPs of core', 0)
+    assert [arms.is_drawn(name, 0) for name in lines] == [False, False, True, True]
+    cores = Arms({'core': lines['core'].replace('{cut}', str(arms.folder('cut', 0))),
+                  'again': 'core --lr=1e-3'}, tmp_path, arms.more, partners=True)
+    assert cores.verdict('core with the FLOPs of again', 0) == ''       # in any seed
     lines['less'] = 'plain --flops=core'        # which is that partner
     assert Arms(lines, tmp_path, [f'--data={data}'], True).family('plain')[1] == 'less'
     dear = dict(a=f'plain --init_from={arms.folder("plain", 0)}', plain=f'{BASE} --steps=5')
@@ -501,18 +503,21 @@ def test_what_cannot_be_made_is_left_out_and_two_arms_of_equal_flops_have_one_pa
     file = write(tmp_path / 'f.py', f'arms = dict(a={base!r}, cut="cut {{a}} 1-1-1",\n'
                  'c1="config/retrofit.py --init_from={cut}", c2="c1 --lr=1e-3",\n'
                  'half="a --init_from={a}/ckpt-12.pt --steps=12 --warmup_steps=0",\n'
+                 'like_c1="a --flops=c1",\n'
                  'bad="cut {a} 4-4-4", d="config/retrofit.py --init_from={bad}")\n')
     with pytest.raises(SystemExit, match='1'):
         call(file, '--seeds=1', '--measures=loss')
     said = capsys.readouterr().out
-    assert call.runs == ['a-0', 'half-0', 'c1-0', 'c2-0', 'a_with_the_FLOPs_of_c1-0']
+    assert sorted(call.runs) == ['a-0', 'c1-0', 'c2-0', 'half-0', 'like_c1-0']
     for name, why in (('bad', 'the shape 4-4-4 has no core, or more layers'),
                       ('d', 'bad, which it needs, is not there'),
-                      ('a with the FLOPs of d', 'd, which it needs, is not there')):
+                      ('a with the FLOPs of d', 'd, which it needs, is not there'),
+                      ('a with the FLOPs of c2', 'r is drawn, so each seed has other FLOPs')):
         assert f'{name}, seed 0, is in no mean: {why}' in said
-    assert 'FLOPs of half' not in said and 'FLOPs of c2' not in said    # some have these
+    assert 'FLOPs of half' not in said          # which a has
     assert [row['compared with'] for row in table_of(said, 'loss') if row['compared with']] == [
-        'a, equal training FLOPs', *['a', 'a with the FLOPs of c1, equal training FLOPs'] * 2]
+        'a, equal training FLOPs', *['a', 'like_c1, equal training FLOPs'] * 2, 'a']
+    assert 'a with the FLOPs of c1' not in said         # somebody has written it
 
 
 def test_a_first_arm_that_is_a_partner_is_not_trained_once_more(call, tmp_path, capsys):

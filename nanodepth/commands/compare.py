@@ -275,9 +275,9 @@ class Arms(dict):
         return {key: getattr(at(steps), key) for key in ('steps', 'warmup_steps', 'decay_steps')}
 
     def add_partner(self, name, seed):
-        "The first arm with another one's FLOPs."
+        "The first arm with another one's FLOPs, unless somebody has written it."
         partner = f'{self.first} with the FLOPs of {name}'
-        if partner in self:
+        if partner in self or name in [self[each].flops for each in self.family(self.first)]:
             return
         root = self[self.first].partner_of or self.first
         self[partner] = replace(self[self.first], flops=name, partner_of=root)
@@ -311,18 +311,29 @@ class Arms(dict):
         (config, _), (paid_for, _) = self.argv(name, seed), self.argv(of, seed)
         if is_published(config) != is_published(paid_for):
             return 'what a published model has cost is not known'
-        is_drawn = any(planned(each) != planned(replace(each, seed=seed + 1))
-                       for each in (config, paid_for))      # by r, so each seed has other FLOPs
-        wanted = self.cost(of, seed)
-        if not is_drawn and not is_same(wanted, self.cost(name, seed)):
-            return 'whole steps miss these FLOPs by more than 2%'
-        for other in (of, *self.family(name)[1:]):
+        if as_written(config) == as_written(paid_for):
+            return ''
+        wanted, is_drawn = self.cost(of, seed), self.is_drawn(name, seed)
+        for other in self.family(name)[1:]:
             if other not in self.added or self.verdicts.get(other, '') is None:
                 with contextlib.suppress(Refused):      # what that begins from may not be there
-                    if (as_written(self.argv(other, seed)[0]) == as_written(config) or other != of
-                            and not is_drawn and is_same(wanted, self.cost(other, seed))):
+                    cost = self.cost(other, seed)
+                    if cost == wanted or not is_drawn and is_same(wanted, cost):
                         return ''
+        if is_drawn:
+            return (f'r is drawn, so each seed has other FLOPs: add an arm '
+                    f'"{shlex.quote(self.first)} --flops={shlex.quote(of)}"')
+        if not is_same(wanted, self.cost(name, seed)):
+            return 'whole steps miss these FLOPs by more than 2%'
         return None
+
+    def is_drawn(self, name, seed):
+        "Do its FLOPs depend on the seed, or those of an arm by which its own are known?"
+        arm = self[name]
+        if any(self.is_drawn(other, seed) for other in (*arm.begins, arm.flops) if other):
+            return True
+        config, _ = self.config(name, seed)
+        return not arm.is_cut and len({planned(replace(config, seed=s)) for s in range(4)}) > 1
 
 
 def data_files(config):
@@ -467,8 +478,8 @@ def ways_of(options, name=None):
 def bases(options, arms):
     "{arm: what it is compared with}: the first, or what `against` says, and that one's family."
     of = {name: arms.family(options.against.get(name, arms.first)) for name in arms.trained()}
-    return {name: [other for other in family if other != name] for name, family in of.items()
-            if name != family[0] and name not in arms.added}
+    return {name: family[:family.index(name) if name in family else None]
+            for name, family in of.items() if name != family[0] and name not in arms.added}
 
 
 def draw(options, arms, folders, rows):
