@@ -115,11 +115,19 @@ class Arm:
     partner_of: str | None      # the arm of which it is a longer or shorter run, itself no partner
 
 
+SCHEDULE = '--decay_steps', '--warmup_steps'       # with these alone changed, an arm is a partner
+
+
 def split(line):
     "The words of a line; a setting that is looked at here is one word."
-    line = re.sub(r'--(flops|seed|out_dir|decay_steps|warmup_steps)\s+', r'--\1=', line)
+    words = []
     with refusing(ValueError, why=lambda error: f'{line}: {error}'):
-        return shlex.split(line)
+        for word in shlex.split(line):
+            if words and words[-1] in ('--flops', '--seed', '--out_dir', *SCHEDULE):
+                words[-1] += f'={word}'
+            else:
+                words.append(word)
+    return words
 
 
 def words_of(name, lines, within=()):
@@ -141,9 +149,9 @@ def read_arm(name, lines):
     begins = {*re.findall(r'\{([^{}]+)\}', ' '.join(words))} - {'seed'}
     for other in begins | {*flops}:
         check_choice(f'{name}: the arm', other, lines)
-    first, *own = split(lines[name])    # with its schedule alone changed, it is a partner
+    first, *own = split(lines[name])
     is_partner = flops and first in lines and first != name and all(
-        word.partition('=')[0] in ('--flops', '--decay_steps', '--warmup_steps') for word in own)
+        word.partition('=')[0] in ('--flops', *SCHEDULE) for word in own)
     partner_of = (read_arm(first, lines).partner_of or first) if is_partner else None
     return Arm(words, is_cut, flops[-1] if flops else None, begins, partner_of)
 
@@ -275,9 +283,9 @@ class Arms(dict):
         return {key: getattr(at(steps), key) for key in ('steps', 'warmup_steps', 'decay_steps')}
 
     def add_partner(self, name, seed):
-        "The first arm with another one's FLOPs, unless somebody has written it."
+        "The first arm with another one's FLOPs."
         partner = f'{self.first} with the FLOPs of {name}'
-        if partner in self or name in [self[each].flops for each in self.family(self.first)]:
+        if partner in self:
             return
         root = self[self.first].partner_of or self.first
         self[partner] = replace(self[self.first], flops=name, partner_of=root)
@@ -305,20 +313,21 @@ class Arms(dict):
             raise NoPartner(why)
 
     def verdict(self, name, seed):
-        """Why an added partner is not trained: in words, or '' if it is another run once more or
-        one of its family has the FLOPs. None: it is trained."""
+        """Why an added partner is not trained: in words, or '' if another one of its family has the
+        FLOPs. None: it is trained."""
         of = self[name].flops
         (config, _), (paid_for, _) = self.argv(name, seed), self.argv(of, seed)
         if is_published(config) != is_published(paid_for):
             return 'what a published model has cost is not known'
-        if as_written(config) == as_written(paid_for):
-            return ''
         wanted, is_drawn = self.cost(of, seed), self.is_drawn(name, seed)
         for other in self.family(name)[1:]:
             if other not in self.added or self.verdicts.get(other, '') is None:
                 with contextlib.suppress(Refused):      # what that begins from may not be there
-                    cost = self.cost(other, seed)
-                    if cost == wanted or not is_drawn and is_same(wanted, cost):
+                    if is_drawn or self.is_drawn(other, seed):      # it is asked what pays for it
+                        has_them = self.cost(self[other].flops or other, seed) == wanted
+                    else:
+                        has_them = is_same(wanted, self.cost(other, seed))
+                    if has_them:
                         return ''
         if is_drawn:
             return (f'r is drawn, so each seed has other FLOPs: add an arm '
