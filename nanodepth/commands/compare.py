@@ -295,7 +295,7 @@ class Arms(dict):
                 self.argv(partner, seed)
         except Refused as why:      # what the first arm begins from may have cost more
             del self[partner]
-            say(f'{name} has no partner: {why}')
+            say(f'{partner} is not trained: {why}')
 
     def family(self, name):
         "An arm, and all that are longer or shorter runs of the same."
@@ -321,7 +321,7 @@ class Arms(dict):
             return 'what a published model has cost is not known'
         wanted, is_drawn = self.cost(of, seed), self.is_drawn(name, seed)
         for other in self.family(name)[1:]:
-            if other not in self.added or self.verdicts.get(other, '') is None:
+            if other not in self.added or self.verdicts.get(other, '') is None:     # it is trained
                 with contextlib.suppress(Refused):      # what that begins from may not be there
                     if is_drawn or self.is_drawn(other, seed):      # it is asked what pays for it
                         has_them = self.cost(self[other].flops or other, seed) == wanted
