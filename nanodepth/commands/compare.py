@@ -261,7 +261,8 @@ class Arms(dict):
     def with_flops(self, name, config, flops):
         """The settings with which a config costs so many FLOPs: its steps, its own warm-up if that
         fits, and a cool-down in proportion, unless the line has one in steps. In a model that grows
-        the cost is not quite in proportion to the steps, so it is tried again."""
+        the cost is not quite in proportion to the steps, so it is tried again, and at last beside
+        what came out."""
         wanted = flops - inherited(config)
         words = *self.more, *self[name].words
         decays = [word[14:] for word in words if word.startswith('--decay_steps=')]
@@ -273,13 +274,23 @@ class Arms(dict):
             return replace(config, steps=steps, decay_steps=own, warmup_steps=(
                 warmup if warmup + own <= steps else warmup * steps // config.steps))
 
+        @functools.cache
+        def cost(steps):
+            return planned(at(steps))
+
+        def missed(steps):
+            with contextlib.suppress(Refused):          # so few may be too few to grow in
+                return abs(cost(steps) - wanted) if steps else math.inf
+            return math.inf
         steps = config.steps
         for _ in range(20):
-            before, steps = steps, round(steps * wanted / planned(at(steps)))
+            before, steps = steps, round(steps * wanted / cost(steps))
             if steps < 1:
                 raise Refused(f'{name}: the FLOPs of {self[name].flops} pay for less than a step')
             if steps == before:
                 break
+        while (nearer := min(steps, steps - 1, steps + 1, key=missed)) != steps:
+            steps = nearer
         return {key: getattr(at(steps), key) for key in ('steps', 'warmup_steps', 'decay_steps')}
 
     def add_partner(self, name, seed):
@@ -316,8 +327,7 @@ class Arms(dict):
         """Why an added partner is not trained: in words, or '' if another one of its family has the
         FLOPs. None: it is trained."""
         of = self[name].flops
-        (config, _), (paid_for, _) = self.argv(name, seed), self.argv(of, seed)
-        if is_published(config) != is_published(paid_for):
+        if is_published(self.config(name, seed)[0]) != is_published(self.config(of, seed)[0]):
             return 'what a published model has cost is not known'
         wanted, is_drawn = self.cost(of, seed), self.is_drawn(name, seed)
         for other in self.family(name)[1:]:
@@ -388,9 +398,9 @@ def make(arms, name, seed, made, folder):
     if missing := [other for other in sorted(needs) if (other, seed) not in made]:
         raise Left(f'{missing[0]}, which it needs, is not there')
     try:
-        config, words = arms.argv(name, seed)
         if name in arms.added - arms.verdicts.keys():
             arms.judge(name, seed)
+        config, words = arms.argv(name, seed)
         if arms[name].is_cut and not checkpoint_file(folder).exists():
             with contextlib.redirect_stdout(io.StringIO()):
                 cut.main([*words, f'--out={folder}'])
