@@ -16,25 +16,26 @@ the last stage (in the paper's text, to those with the largest fractions): so Ta
 Usage:
     order = lidas(n_layer=8, block=2)                   # [0, 1, 2, 3, 4, 3, 4, 5, 6, 7]
     deeper = untie(model, order, optimizer=optimizers)  # ten layers of their own, states and all
-    python grow.py 32 4                                 # which layer came from which, up to 32
+    python grow.py lidas 32 4                           # which layer came from which, up to 32
 """
 import copy
 import dataclasses
 import functools
+import math
 import sys
 from typing import NamedTuple
 
 import torch
 
 from loop import repeat_block
-from model import Refused, require
+from model import Refused, Span, require
 
 # -------------------------------------------------------------------------------- operators: orders
 
 def midas(n_layer, block):
     "Repeat the middle one of n blocks: [B0 .. Bm, Bm, ..], m = ceil(n/2) - 1 (the paper's Eq. 2)."
-    assert n_layer % block == 0, f'{n_layer} layers are not whole blocks of {block}'
-    middle = (n_layer // block - 1) // 2        # is m: of two in the middle, the earlier one
+    require(block >= 1 and n_layer % block == 0, f'{n_layer} layers are not blocks of {block}')
+    middle = math.ceil(n_layer // block / 2) - 1        # of two in the middle, the earlier one
     return repeat_block(range(n_layer), middle * block, block)
 
 
@@ -48,8 +49,8 @@ def stack(n_layer, block):
     return repeat_block(range(n_layer), n_layer - block, block)
 
 
-def double(n_layer, block=None):
-    "Repeat the whole model; the block is there so that all four are called alike."
+def double(n_layer, block):
+    "Repeat the whole model. (Its block is not needed: all four are called alike.)"
     return repeat_block(range(n_layer), 0, n_layer)
 
 
@@ -64,18 +65,19 @@ def untie(model, order, optimizer=None, init=None):
 
     optimizer   one or a list; it is changed in place and becomes the new model's. Each new
                 parameter gets a copy of its source's state, so that training goes on smoothly
-    init        init(new_layer, old_layer) may change what the second and later copies of a layer
-                begin as; None: they are exact copies
+    init        init(new_layer, old_layer) is called for the second and each later copy of a layer,
+                and may change it. The first copy stays exact
     """
-    new_order, sources = renumbered(order)      # new layer i is a copy of the old layer sources[i]
-    new = copy.deepcopy(model)
+    model.check(order)
+    new_order, sources = numbered_anew(order)   # new layer i is a copy of the old layer sources[i]
+    new = copy.deepcopy(model, {id(model.layers): None})        # all of it, but None as its layers
     new.layers = torch.nn.ModuleList(copy.deepcopy(model.layers[i]) for i in sources)
     new.config = dataclasses.replace(model.config, n_layer=len(sources))
     new.order = new_order
     if init is not None:
         with torch.no_grad():
             for place, i in enumerate(sources):
-                if i in sources[:place]:
+                if place > sources.index(i):
                     init(new.layers[place], model.layers[i])
     if optimizer is not None:
         for each in optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]:
@@ -83,36 +85,35 @@ def untie(model, order, optimizer=None, init=None):
     return new
 
 
-def renumbered(order, first=0):
-    """(the order with its layers numbered anew from `first` on; the old number of each new layer).
-    [3, 3, 8] gives [0, 1, 2] and [3, 3, 8]. What a Span runs several times stays one layer."""
+def numbered_anew(order, first=0):
+    """The order with its layers numbered from `first` on, and their old numbers: [3, 3, 8] gives
+    [0, 1, 2] and [3, 3, 8]. A Span, such as surgery's Core, keeps its kind and gets other items."""
     new_order, sources = [], []
     for item in order:
-        if isinstance(item, int):
+        if isinstance(item, Span):
+            new_order.append(copy.copy(item))
+            new_order[-1].items, within = numbered_anew(item.items, first + len(sources))
+            sources += within
+        else:
             new_order.append(first + len(sources))
             sources.append(item)
-        else:
-            span = copy.copy(item)
-            span.items, its_sources = renumbered(item.items, first + len(sources))
-            new_order.append(span)
-            sources += its_sources
     return new_order, sources
 
 
 def hand_over(optimizer, model, new, sources):
     """The optimizer of `model` becomes that of `new`, whose layer i is a copy of sources[i]: it
     points at the new parameters, and their states are copies of the old ones."""
-    old_parameters = dict(model.named_parameters())
     copied_from = {}            # {new parameter: the old one}
+    for layer, i in zip(new.layers, sources):
+        copied_from.update(zip(layer.parameters(), model.layers[i].parameters()))
+    others = dict(model.named_parameters())     # embedding, norm, head and adapter keep their names
     for name, p in new.named_parameters():
-        if name.startswith('layers.'):          # such as layers.3.attn.q.weight
-            _, i, rest = name.split('.', maxsplit=2)
-            name = f'layers.{sources[int(i)]}.{rest}'
-        copied_from[p] = old_parameters[name]
+        if p not in copied_from:
+            copied_from[p] = others[name]
     for group in optimizer.param_groups:
         before = set(group['params'])
-        # in the order of new.parameters(): a checkpoint knows a parameter's state by its number
-        group['params'] = [p for p in copied_from if copied_from[p] in before]
+        # a checkpoint finds a state by its place in the groups: always in the model's order
+        group['params'] = [p for p in new.parameters() if copied_from[p] in before]
     states = dict(optimizer.state)
     optimizer.state.clear()     # a layer that the order leaves out loses its state
     for p, old in copied_from.items():
@@ -136,45 +137,49 @@ def growths(grow, start, end, block):
     GROWTH, or a function of your own like those."""
     operator = GROWTH[grow] if isinstance(grow, str) else grow
     name = getattr(grow, '__name__', grow)
+    require(1 <= start <= end and block >= 1,
+            f'{name} cannot grow from {start} layers to {end} in blocks of {block}')
     orders, depths = [], [start]
     while depths[-1] < end:
-        orders.append([int(i) for i in operator(depths[-1], block)])    # numpy's, too
-        depths.append(len(orders[-1]))
-        assert depths[-1] > depths[-2], f'{name} does not grow {depths[-2]} layers: {orders[-1]}'
-        assert max(orders[-1]) < depths[-2], f'{orders[-1]} names more than {depths[-2]} layers'
-    require(depths[-1] == end, f'{name} from {start} layers does not reach n_layer={end}, but '
-            f'{", ".join(map(str, depths))}')
+        order = [int(i) for i in operator(depths[-1], block)]   # one of yours may use numpy
+        require(len(order) > depths[-1] and {*order} <= {*range(depths[-1])},
+                f'{name} does not grow a model of {depths[-1]} layers by the order {order}')
+        orders.append(order)
+        depths.append(len(order))
+    require(depths[-1] == end, f'{name} grows to {", ".join(map(str, depths))} layers, and '
+            f'n_layer={end} is not among these')
     return orders
 
 
 class Stage(NamedTuple):
     first_step: int
-    grown_from: list | None     # untie(model, grown_from) makes it of the stage before
+    order: list | None          # untie(model, order) makes it of the stage before
     n_layer: int
 
 
-@functools.lru_cache        # a run asks in every step
-def growth_plan(grow, end, block, constant_steps, alpha=1.0, start=None):
-    """The Stages from `start` layers (None: one block) to `end`. The model has its full depth when
-    the constant phase (warm-up included) ends and the decay begins."""
-    orders = growths(grow, start or block, end, block)
+@functools.lru_cache        # plan.py computes each step of a run by its number alone
+def growth_plan(grow, start, end, block, constant_steps, alpha=1.0):
+    """The Stages from `start` layers to `end`. The model has its full depth when the constant phase
+    (warm-up included) ends and the decay begins."""
+    orders = growths(grow, start, end, block)
     lengths = prop_schedule(constant_steps, 1 + len(orders), alpha)
     require(min(lengths) >= 1, f'{constant_steps} steps before the decay are too few for '
-            f'{len(lengths)} stages from {start or block} to {end} layers')
-    stages = [Stage(0, None, start or block)]
-    for order, steps_before in zip(orders, lengths):        # lengths[0] is of the first stage
-        stages.append(Stage(stages[-1].first_step + steps_before, order, len(order)))
-    return stages
+            f'{len(lengths)} stages from {start} to {end} layers')
+    stages = [Stage(0, None, start)]
+    for order, length in zip(orders, lengths):
+        stages.append(Stage(stages[-1].first_step + length, order, len(order)))
+    return tuple(stages)
 
 
 if __name__ == '__main__':
-    if len(sys.argv) != 3:
+    words = sys.argv[1:]
+    if len(words) != 3 or words[0] not in GROWTH or not (words[1] + words[2]).isdigit():
         raise SystemExit(__doc__)
-    n_layer, block = map(int, sys.argv[1:])
+    name, n_layer, block = words[0], int(words[1]), int(words[2])
     try:
-        for name in ('midas', 'lidas'):
-            print(f'{name}: for each layer of a stage, the layer of the one before that it copies')
-            for order in growths(name, block, n_layer, block):
-                print(f'  {len(order) - block:3} -> {len(order):3}: {" ".join(map(str, order))}')
+        orders = growths(name, block, n_layer, block)
     except Refused as error:
         sys.exit(f'grow: {error}')
+    print(f'{name}: for each layer of a stage, the layer of the one before that it copies')
+    for order in orders:
+        print(f'  to {len(order):3} layers: {" ".join(map(str, order))}')

@@ -4,7 +4,7 @@ The idea: a looped model is an order with repeats. In the notation here, 4x6 is 
 six times, and 4-4x4-4 is four layers, the next four run four times, and then four more. Its weights
 are tied across depth, so it costs as much to run as a deep model and as little to store as a
 shallow one. `untie` (grow.py, the next file) cuts the ties without changing a single logit. Nothing
-here runs a model: LM.run in model.py runs any list, and this file writes lists.
+here runs a model: Pass in model.py runs any list, and this file writes lists.
 
 Paper: "From Growing to Looping", section 3.1 (the notation), 4.2 (repeating a middle block that was
 never trained to loop), 5.2 (recurrence added in the cool-down), Table 1 and Figure 1 (what it is
@@ -14,7 +14,7 @@ Here: the number after the x counts all runs of a block, so that x2 runs it twic
 Usage:
     order = parse_loop('4-4x4-4')                       # 12 unique layers, 24 deep
     order = repeat_block(model.order, 3, 2, times=2)    # items 3 and 4 of any order twice
-    with running(model, order): ...                     # the model is looped in here
+    with in_order(model, order): ...                    # the model is looped in here
     python loop.py 4-4x4-4                              # the order that it means
 """
 import contextlib
@@ -26,14 +26,15 @@ from model import Refused, require
 
 def repeat_block(order, start, length, times=2):
     "The order in which `length` items, from `start` on, run `times` times in all."
-    before, block, after = split(order, start, length)
+    before, block, after = three_parts(order, start, length)
     return before + block * times + after
 
 
-def split(order, start, length):
-    "An order in three parts: the items before `start`, `length` items from there on, the rest."
-    order, end = list(order), start + length
-    assert 0 <= start < end <= len(order), f'no {length} items from {start} on in {order}'
+def three_parts(order, start, length):
+    "The items of an order before `start`, `length` items from there on, and the rest."
+    order = list(order)
+    end = start + length
+    require(0 <= start < end <= len(order), f'there are no {length} from {start} on in {order}')
     return order[:start], order[start:end], order[end:]
 
 
@@ -51,7 +52,7 @@ def parse_loop(text):
 
 
 def fit_loop(text, n_layer):
-    "parse_loop for a model of n_layer layers. It must name all: one left out would not be trained."
+    "parse_loop for a model of n_layer layers, all of which it must name."
     order = parse_loop(text)
     require(max(order) + 1 == n_layer, f'the loop {text} has {max(order) + 1} unique layers, but '
             f'the model has {n_layer}')
@@ -59,13 +60,13 @@ def fit_loop(text, n_layer):
 
 
 @contextlib.contextmanager
-def running(model, order):
-    "Inside a `with` the model runs another order. (For functions that take a model and no order.)"
-    own, model.order = model.order, list(order)
+def in_order(model, order):
+    "Inside a `with` the model has another order. (For functions that take a model and no order.)"
+    before, model.order = model.order, list(order)
     try:
         yield model
     finally:
-        model.order = own
+        model.order = before
 
 
 if __name__ == '__main__':

@@ -2,10 +2,8 @@
 
 The idea: a model owns its unique layers, and an *order* says which of them run, one after the
 other. [0, 1, 2, 3] is an ordinary four-layer model, [0, 1, 2, 3, 0, 1, 2, 3] the same four layers
-looped twice, [0, 1, 3] one with layer 2 skipped. An item of an order may also be a Span, which
-holds an order of its own and says how that runs: a Core of retrofit.py, a Window of wrapper.py. So
-looping, growing, retrofitting and wrapping are four ways to write this list. A model's depth, its
-cost and its cache follow from it.
+looped twice, [0, 1, 3] one with layer 2 skipped. Looping, growing, retrofitting and wrapping are
+four ways to write this list. A model's depth, its cost and its cache follow from it.
 
 Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A (architecture, Table 2) and
 E (LN-scaling: what a norm returns shrinks with depth).
@@ -18,31 +16,24 @@ Usage:
     loss = model(tokens, targets, order=[0, 1, 2, 3, 2, 3])     # the last two layers run twice
     model.order = [0, 1, 2, 3, 2, 3]                            # from now on
 """
-import hashlib
-import inspect
+import functools
 import math
+import os
+import sys
 from dataclasses import dataclass
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.utils.checkpoint import checkpoint
 
 
 class Refused(ValueError):
-    "A user's mistake, as one line. (What a programmer gets wrong ends in an assert.)"
+    "A user's mistake, which the commands show as one line. (Mistakes in the code are asserts.)"
 
 
 def require(condition, line):
-    "An assert of what a user may get wrong."
     if not condition:
         raise Refused(line)
-
-
-def seed_for(seed, purpose, step=0):
-    "63 bits. Each draw of training is a function of these three, so no generator is ever saved."
-    digest = hashlib.blake2b(f'{seed} {purpose} {step}'.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, 'big') >> 1
 
 
 @dataclass
@@ -59,7 +50,6 @@ class ModelConfig:
     tie_embeddings: bool = True         # the unembedding is the embedding
     head_dim: int | None = None         # None: n_embd / n_head
     ln_scaling: bool = False            # the norms at depth d are scaled by 1/sqrt(d + 1)
-    # what checkpoints of other families need
     rope_scaling: dict | None = None    # Llama 3's way to stretch a short context
     qk_norm: bool = False               # Qwen 3's RMSNorm on each head's queries and keys
     qkv_bias: bool = False              # Qwen 2's biases of queries, keys and values
@@ -74,58 +64,9 @@ class ModelConfig:
         require(self.n_head % self.n_kv_head == 0, 'n_kv_head does not divide n_head')
 
 
-class Span:
-    """An item of an order that holds an order of its own. This one runs it as if it were not there;
-    a subclass says otherwise. What it needs stands on it, and its weights are the model's."""
-
-    def __init__(self, items):
-        self.items = list(items)
-
-    def __call__(self, model, x, depth, cache=None, tap=None):
-        "The stream x (B, T, C) after it. Its first layer stands at `depth`."
-        return model.run(x, self.items, depth, cache, tap)
-
-    def unrolled(self):
-        "The numbers of its layers, in the order in which they run."
-        return unrolled(self.items)
-
-    def flops(self, model, context):
-        return model.flops_of(self.items, context)
-
-    def settings(self):
-        """What a checkpoint keeps: type(self)(items, **settings) is this span again. These are the
-        arguments of its class, each of which stands on it by its name."""
-        names = [*inspect.signature(type(self)).parameters][1:]
-        return {name: getattr(self, name) for name in names}
-
-
-def unrolled(order):
-    "The numbers of an order's layers as they run, Spans written out. A depth is a place in this."
-    layers = []
-    for item in order:
-        layers += [item] if isinstance(item, int) else item.unrolled()
-    return layers
-
-
-def spans_in(order):
-    "The Spans of an order, also those within others."
-    spans = []
-    for item in order:
-        if not isinstance(item, int):
-            spans += [item, *spans_in(item.items)]
-    return spans
-
-
-def seen(cache, depth=0):
-    """How many tokens a cache holds at a depth. A cache begins as {} and becomes a dict {depth:
-    (keys, values)}. Its keys are depths and not layers, because a layer that runs twice sees
-    another stream each time. Under 'layers' stands the order that filled it."""
-    return cache[depth][0].shape[2] if cache and depth in cache else 0
-
-
 def rope_tables(config):
     "cos and sin of every token's angles, (T, hd/2) each."
-    # This order of operations is Hugging Face's. Others are up to 0.01 radian off at token 100,000.
+    # As Hugging Face rounds it. Computed otherwise, token 100,000 turns by up to 0.01 radian more.
     channels = torch.arange(0, config.head_dim, 2).float()
     freq = 1.0 / config.rope_theta ** (channels / config.head_dim)              # (hd/2,)
     if config.rope_scaling is not None:     # Llama 3: slow the long waves down, keep the short ones
@@ -158,25 +99,20 @@ class Attention(nn.Module):
         self.q_norm = nn.RMSNorm(hd, config.norm_eps) if config.qk_norm else nn.Identity()
         self.k_norm = nn.RMSNorm(hd, config.norm_eps) if config.qk_norm else nn.Identity()
 
-    def forward(self, x, rope, depth=0, cache=None):
+    def forward(self, x, rope, with_past=None):
         B, T, _ = x.shape
         q = self.q(x).view(B, T, self.n_head, -1)                               # (B, T, H, hd)
         k = self.k(x).view(B, T, self.n_kv_head, -1)
         v = self.v(x).view(B, T, self.n_kv_head, -1)
         q, k = rotate(self.q_norm(q), rope), rotate(self.k_norm(k), rope)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))                        # (B, H, T, hd)
-        if cache is not None:
-            if depth in cache:
-                k = torch.cat((cache[depth][0], k), dim=2)                      # (B, Hkv, S, hd)
-                v = torch.cat((cache[depth][1], v), dim=2)
-            cache[depth] = k, v
-        S = k.shape[2]
-        # Causal, unless these tokens continue a cache. (`T == S` says the same, but with that alone
-        # torch.compile would write a graph for each length.)
-        is_causal = cache is None or T == S
-        mask = None
-        if not is_causal and T > 1:         # the last T of S tokens, which see all before them
-            mask = torch.ones(T, S, dtype=torch.bool, device=x.device).tril(S - T)
+        is_causal, mask = True, None
+        if with_past is not None:       # these are the last T of S tokens, and see all before them
+            k, v = with_past(k, v)                                              # (B, Hkv, S, hd)
+            S = k.shape[2]
+            is_causal = T == S
+            if 1 < T < S:
+                mask = torch.ones(T, S, dtype=torch.bool, device=x.device).tril(S - T)
         y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal,
                                            enable_gqa=self.n_kv_head < self.n_head)
         return self.o(y.transpose(1, 2).reshape(B, T, -1))                      # (B, T, C)
@@ -194,10 +130,8 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: the residual stream in, the residual stream out. Its depth is for a cache and a
-    tap alone. `scale` is LN-scaling's factor, a tensor, so that one compiled Block serves all
-    depths. tap(depth, part, x, update), where part is 'attn' or 'mlp', returns what is added to the
-    stream x instead of the update."""
+    """One layer: the residual stream in, the residual stream out. What depends on its depth, a Pass
+    (below) gives it: LN-scaling's factor, the past of its keys and values, and a tap."""
 
     def __init__(self, config):
         super().__init__()
@@ -206,19 +140,133 @@ class Block(nn.Module):
         self.mlp_norm = nn.RMSNorm(config.n_embd, config.norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x, rope, scale=None, depth=0, cache=None, tap=None):
+    def forward(self, x, rope, scale=None, with_past=None, tap=None):
         h = self.attn_norm(x)
-        update = self.attn(h if scale is None else h * scale, rope, depth, cache)
-        x = x + (update if tap is None else tap(depth, 'attn', x, update))
+        update = self.attn(h if scale is None else h * scale, rope, with_past)
+        x = x + (tap('attn', x, update) if tap else update)
         h = self.mlp_norm(x)
         update = self.mlp(h if scale is None else h * scale)
-        return x + (update if tap is None else tap(depth, 'mlp', x, update))    # (B, T, C)
+        return x + (tap('mlp', x, update) if tap else update)                   # (B, T, C)
 
 
-def memory_of(device):
-    is_cuda = device.type == 'cuda'
-    # elsewhere as if it were 4 GiB
-    return torch.cuda.get_device_properties(device).total_memory if is_cuda else 2 ** 32
+class Pass:
+    """One forward pass of a model: run(x, items) is the stream x after these items of an order.
+
+    cache   a dict: {} for a new text. The pass adds its tokens, and the next pass goes on from
+            there. It holds {(depth, layer): (keys, values)}, because a layer that runs twice sees
+            another stream each time
+    tap     tap(depth, part, x, update), where part is 'attn' or 'mlp', sees what is added to the
+            stream x, and returns what is added instead
+    """
+
+    def __init__(self, model, n_tokens, cache=None, tap=None):
+        self.model, self.cache, self.tap = model, cache, tap
+        self.depth = 0                      # where the next layer stands
+        self.start = seen(cache)            # the place of the first token in its text
+        # A Window runs a layer several times at one depth. Each time it sees the past as it was
+        # before this pass. While `keeps` is True, the cache takes over what a layer adds to it.
+        self.past = dict(cache or {})
+        self.keeps = True
+        end = self.start + n_tokens
+        require(end <= model.config.context,
+                f'{end} tokens are more than the context of {model.config.context}')
+        self.rope = model.cos[self.start:end, None], model.sin[self.start:end, None]
+
+    def __call__(self, x, items, depth=None):
+        "The stream (B, T, C) after items, which begin at a depth, or where the last ones ended."
+        if depth is not None:
+            self.depth = depth
+        for item in items:
+            if isinstance(item, Span):
+                end = self.depth + len(item.unrolled())
+                x = item(self, x)
+                require(self.depth <= end, f'{item} runs more layers than its unrolled() says')
+                self.depth = end            # also if it ran fewer: later layers keep their depths
+            else:
+                x = self.layer(item, x)
+        return x
+
+    def layer(self, i, x):
+        "The stream after layer i, which stands at self.depth."
+        scale = with_past = tap = None
+        if self.model.config.ln_scaling:    # a tensor: for each number, a Block would be compiled
+            scale = torch.full((), self.depth + 1.0, device=x.device).rsqrt().to(x.dtype)
+        if self.cache is not None:
+            with_past = functools.partial(self.with_past, (self.depth, i))
+        if self.tap is not None:
+            tap = functools.partial(self.tap, self.depth)
+        x = self.model.layers[i](x, self.rope, scale, with_past, tap)
+        self.depth += 1
+        return x
+
+    def with_past(self, place, k, v):
+        "The keys and values of the text's past, and then these of its new tokens: (B, Hkv, S, hd)."
+        if self.start:
+            require(place in self.past and self.past[place][0].shape[2] == self.start,
+                    f'at depth {place[0]} this cache does not hold all of the text: begin anew')
+            k, v = (torch.cat(both, dim=2) for both in zip(self.past[place], (k, v)))
+        if self.keeps:
+            self.cache[place] = k, v
+        return k, v
+
+
+def seen(cache):
+    "How many tokens a cache holds. (Beside keys and values it keeps the order that filled it.)"
+    places = [place for place in cache or () if place != 'order']
+    return cache[places[0]][0].shape[2] if places else 0
+
+
+class Span:
+    """An order within an order: an item that holds items of its own, and runs them `times` times.
+
+    A class of your own may set `times`, or write __call__, and unrolled if its depth is another.
+    What its __init__ takes stands on it by the same name: so settings() has it for a checkpoint."""
+    times = 1
+
+    def __init__(self, items, times=None):
+        self.items = list(items)
+        if times is not None:
+            self.times = times
+
+    def __init_subclass__(cls):
+        "Where a class stands: a checkpoint knows it by its name, which two files may give."
+        file = sys._getframe(1).f_globals.get('__file__')
+        cls.file = os.path.abspath(file) if file else cls.__module__
+
+    def __call__(self, run, x):
+        "The stream (B, T, C) after it. run is a Pass, and run(x, items) is x after some items."
+        return run(x, self.items * self.times)
+
+    def unrolled(self):
+        "The numbers of its layers, one for each depth that it takes."
+        return unrolled(self.items) * self.times
+
+    def flops(self, model, context):
+        return model.flops_of(self.items, context) * self.times
+
+    def settings(self):
+        "type(self)(items, **settings) is this span again."
+        return {name: value for name, value in vars(self).items() if name != 'items'}
+
+    def __repr__(self):
+        return f'{type(self).__name__}({self.items}, {self.settings()})'
+
+
+def unrolled(order):
+    "The numbers of an order's layers as they run, Spans written out. A depth is a place in this."
+    layers = []
+    for item in order:
+        layers += item.unrolled() if isinstance(item, Span) else [item]
+    return layers
+
+
+def spans_in(order):
+    "The Spans of an order, also those within others."
+    spans = []
+    for item in order:
+        if isinstance(item, Span):
+            spans += [item, *spans_in(item.items)]
+    return spans
 
 
 class LM(nn.Module):
@@ -228,6 +276,7 @@ class LM(nn.Module):
         self.order = list(range(config.n_layer))        # what runs: yours to set
         self.embed = nn.Embedding(config.vocab_size, config.n_embd)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.adapter = None             # retrofit.py's: its Core is no Module, and has no weights
         self.norm = nn.RMSNorm(config.n_embd, config.norm_eps)
         self.head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_embeddings:
@@ -241,86 +290,59 @@ class LM(nn.Module):
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
         if not config.tie_embeddings:
-            # at 0.02, Adam's steps would rewrite a token before attention has learned to match it
+            # at 0.02, Adam's first steps would be as large as the embedding itself
             nn.init.normal_(self.embed.weight, std=1.0)
 
-    def run(self, x, order, depth=0, cache=None, tap=None):
-        "The stream x (B, T, C) after an order's items, of which the first stands at `depth`."
-        start = seen(cache, depth)
-        end = start + x.shape[1]
-        require(end <= self.config.context,
-                f'{end} tokens are more than the context of {self.config.context}')
-        rope = self.cos[start:end, None], self.sin[start:end, None]             # (T, 1, hd/2) each
-        for item in order:
-            if isinstance(item, int):
-                require(seen(cache, depth) == start, 'a Span runs more than its unrolled() says')
-                scale = None
-                if self.config.ln_scaling:      # a tensor: a number would compile for each depth
-                    scale = torch.full((), depth + 1.0, device=x.device).rsqrt().to(x.dtype)
-                x = self.layers[item](x, rope, scale, depth, cache, tap)
-                depth += 1
-            else:
-                x = item(self, x, depth, cache, tap)
-                depth += len(item.unrolled())
-        return x                                                                # (B, T, C)
+    def check(self, order):
+        layers, n = unrolled(order), len(self.layers)
+        require(layers and {*layers} <= {*range(n)},
+                f'the order {order} is not made of the layers 0 to {n - 1}')
 
     def hidden(self, tokens, order=None, cache=None, tap=None):
         "The stream before the final norm: (B, T) -> (B, T, C)."
-        order = self.order if order is None else order
-        layers = unrolled(order)
-        if not layers or not {*layers} <= {*range(len(self.layers))}:
-            raise Refused(f'the order {order} names layers that this model of {len(self.layers)} '
-                          'has not')
-        if cache is not None:
-            cache.setdefault('layers', layers)
-            require(cache['layers'] == layers,
-                    'this cache was filled by another order or r: use that one, or a new cache')
-        return self.run(self.embed(tokens), order, 0, cache, tap)
+        order = list(self.order if order is None else order)
+        self.check(order)
+        if cache is not None:           # the text of an order has its Spans' settings, such as r
+            require(cache.setdefault('order', repr(order)) == repr(order), 'this cache was filled '
+                    f'by the order {cache["order"]}, and not by {order}: begin with an empty one')
+        run = Pass(self, tokens.shape[1], cache, tap)
+        return run(self.embed(tokens), order)
 
     def forward(self, tokens, targets=None, order=None, cache=None, tap=None):
-        """Logits (B, T, V); or, given targets (B, T), the mean loss over those that are not -1, or
-        0 without any."""
+        "Logits (B, T, V); or the mean loss over targets (B, T) that are not -1 (0.0 if all are)."
         x = self.norm(self.hidden(tokens, order, cache, tap))                   # (B, T, C)
         if targets is None:
             return self.head(x)
-        n = (targets != -1).sum().clamp(min=1)
-        return self.sum_of_losses(x.flatten(0, 1), targets.flatten()) / n
-
-    def sum_of_losses(self, x, targets):
-        "The cross-entropies of the logits of x (n, C) over the targets that are not -1, added up."
-        weight = self.head.weight
-        # Logits that would fill over a tenth of the memory (at two bytes each) are made in pieces,
-        # and made again in the backward pass.
-        if 2 * len(x) * len(weight) <= memory_of(x.device) // 10:
-            return self.cross_entropy(x, weight, targets)
-        return sum(checkpoint(self.cross_entropy, part, weight, answers, use_reentrant=False)
-                   for part, answers in zip(x.split(4096), targets.split(4096)))
+        loss = self.cross_entropy(x.flatten(0, 1), self.head.weight, targets.flatten())
+        return loss / (targets != -1).sum().clamp(min=1)
 
     @staticmethod
-    def cross_entropy(x, weight, targets):      # (a run on a GPU compiles it)
-        logits = F.linear(x, weight).float()
+    def cross_entropy(x, weight, targets):
+        "Of streams x (n, C): a sum over the targets that are not -1. (Compiled on a GPU.)"
+        logits = F.linear(x, weight).float()                                    # (n, V)
         return F.cross_entropy(logits, targets, ignore_index=-1, reduction='sum')
 
     @torch.no_grad()
     def generate(self, tokens, max_new_tokens, temperature=1.0, top_k=None, generator=None,
                  order=None):
-        """Continue tokens (B, T). Temperature 0 takes the likeliest one. Past the context the
-        window slides: each token is drawn from the last `context` ones, as if none came before."""
-        cache = None
+        """Continue tokens (B, T). Temperature 0 takes the likeliest one. Past the context, each is
+        drawn from the last `context` ones, as if none came before."""
+        require(tokens.shape[1] >= 1, 'there must be a token to go on from')
+        cache, new = {}, tokens
         for _ in range(max_new_tokens):
-            if not cache or seen(cache) == self.config.context:     # full: all of it is read again
-                cache, inputs = {}, tokens[:, -self.config.context:]
-            x = self.norm(self.hidden(inputs, order, cache)[:, -1])             # (B, C)
-            logits = self.head(x).float()                                       # (B, V)
+            if not cache or seen(cache) == self.config.context:     # begin, or begin anew
+                cache, new = {}, tokens[:, -self.config.context:]
+            x = self.hidden(new, order, cache)[:, -1]                           # (B, C)
+            logits = self.head(self.norm(x)).float()                            # (B, V)
             if top_k:
                 kth = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
                 logits = logits.masked_fill(logits < kth, -math.inf)
             if temperature == 0:
-                inputs = logits.argmax(-1, keepdim=True)                        # (B, 1)
+                new = logits.argmax(-1, keepdim=True)                           # (B, 1)
             else:
                 probabilities = (logits / temperature).softmax(-1)
-                inputs = torch.multinomial(probabilities, 1, generator=generator)
-            tokens = torch.cat((tokens, inputs), dim=1)
+                new = torch.multinomial(probabilities, 1, generator=generator)
+            tokens = torch.cat((tokens, new), dim=1)
         return tokens
 
     def num_params(self):
@@ -331,12 +353,11 @@ class LM(nn.Module):
         12 T (heads x head_dim) for attention's two products, in rows of T = `context` tokens (None:
         the longest). The head counts, embedding and norms do not, as in the paper's Table 7."""
         order = self.order if order is None else order
-        context = context or self.config.context
-        return 6 * self.head.weight.numel() + self.flops_of(order, context)
+        return 6 * self.head.weight.numel() + self.flops_of(order, context or self.config.context)
 
     def flops_of(self, order, context):
         "The same of a part of an order, without the head."
         weights = sum(p.numel() for p in self.layers[0].parameters() if p.dim() == 2)
         of_layer = 6 * weights + 12 * context * self.config.n_head * self.config.head_dim
-        return sum(of_layer if isinstance(item, int) else item.flops(self, context)
+        return sum(item.flops(self, context) if isinstance(item, Span) else of_layer
                    for item in order)

@@ -1,8 +1,8 @@
 """See which layers a model uses: depth scores, interventions, norms, weight similarity, orders.
 
 The idea: take a layer's contribution away, or put layers in another order, and look at what
-changes. A `tap` sees and changes each sublayer's update, an order says which layers run, `run`
-starts at any depth: each probe is a few lines on top of these three.
+changes. A `tap` sees and changes each sublayer's update, an order says which layers run: each probe
+is a few lines on top of these two.
 
 Papers: "Do Depth-Grown Models Overcome the Curse of Depth?", section 4 and appendix B; "From
 Growing to Looping", section 4.1 and appendix E (after Csordas et al.).
@@ -12,41 +12,43 @@ the effect measured at the later ones, for each t in rows of up to 32 tokens, el
 Usage:
     score, per_layer = depth_score(model, tokens)       # where does its work reach later tokens?
     matrix = future_effects(model, tokens, part='attn', propagate=False)    # (D, D)
-    with running(model, order): score, _ = depth_score(model, tokens)       # in another order
+    with in_order(model, order): score, _ = depth_score(model, tokens)       # in another order
     python probe.py out/baseline out/lidas      # the depth scores of runs, on data of their own
 """
 import sys
 
 import torch
 
-from loop import running, split
-from model import Refused, require, spans_in, unrolled
+from loop import in_order, three_parts
+from model import Pass, Refused, require, spans_in, unrolled
+
+ROWS = 20       # as many as in the papers
 
 
 # ------------------------------------------------------------------ the idea: what moves without it
 
 @torch.no_grad()
 def depth_score(model, tokens, boundaries=None):
-    """(the score, w (D,)). w[d]: when layer d is erased at the tokens up to t, how far do the
-    probabilities of later tokens move? The largest move over t and tokens, a mean over the rows.
-    (That of the last layer is 0.) The score is sum d w[d] / sum w[d]."""
-    plain = record(model, tokens)
-    D, B, T, _ = plain['input'].shape
+    """(the score, w (D,)). w[d]: layer d is erased at the tokens up to t. How far do the
+    probabilities of later tokens move? The largest move, over t and tokens, is averaged over rows.
+    (The last layer's is 0.) The score is the mean of the depths d, each weighted by its w[d]."""
+    plain = as_it_is(model, tokens)
+    D, (B, T) = len(unrolled(model.order)), tokens.shape
     largest = torch.zeros(D, B, device=tokens.device)
     for d in range(D):
         for t in pick_boundaries(T, boundaries):
-            out = run_from(model, plain, d, tokens, erase(d, t))
-            moved = distance(model, out[:, t + 1:], plain['out'][:, t + 1:])
+            erased = model.hidden(tokens, tap=erase(d, t))
+            moved = distance(model, erased[:, t + 1:], plain[:, t + 1:])
             largest[d] = torch.maximum(largest[d], moved.amax(1))
     w = largest.mean(1)
     depths = torch.arange(D, device=w.device)
     return (depths * w).sum().item() / max(w.sum().item(), 1e-30), w
 
 
-def erase(erased, t, part='layer'):
+def erase(erased, t, what='layer'):
     "A tap that takes away what a layer ('layer'), or its 'attn' or 'mlp', adds at tokens up to t."
-    def tap(depth, sublayer, x, update):
-        if depth == erased and part in ('layer', sublayer):
+    def tap(depth, part, x, update):
+        if depth == erased and what in ('layer', part):
             update = update.clone()
             update[:, :t + 1] = 0
         return update
@@ -57,49 +59,40 @@ def distance(model, a, b):
     "How far apart the probabilities are to which two last streams (B, T, C) lead: (B, T)."
     def probabilities(x):
         return model.head(model.norm(x)).float().softmax(-1)
-    # a row at a time: the vocabulary may be large
-    return torch.stack([(probabilities(x) - probabilities(y)).norm(dim=-1) for x, y in zip(a, b)])
 
-
-@torch.no_grad()
-def record(model, tokens):
-    """What each layer got and what its sublayers added: {'input', 'attn', 'mlp'}, (D, B, T, C)
-    each, and the last stream, 'out' (B, T, C)."""
-    kept = dict(input=[], attn=[], mlp=[])
-
-    def tap(depth, part, x, update):
-        if part == 'attn':
-            kept['input'].append(x)
-        kept[part].append(update)
-        return update
-    out = model.hidden(tokens, tap=tap)
-    require(len(kept['attn']) == len(unrolled(model.order)), 'a Window runs its layers several '
-            'times at one depth, so there is no one update of them: look at the model without it')
-    return {name: torch.stack(values) for name, values in kept.items()} | dict(out=out)
-
-
-def plain_order(model):
-    "Does a model run layers alone, no Span? Then a layer's input is the sum of earlier updates."
-    return not spans_in(model.order)
-
-
-def run_from(model, plain, d, tokens, tap):
-    "The last stream, run again from a depth on. (An order with a Span is run from its start.)"
-    if plain_order(model):
-        return model.run(plain['input'][d], model.order[d:], d, tap=tap)
-    require(not any(getattr(span, 'fresh', False) for span in spans_in(model.order)),
-            'each forward begins with fresh noise, which would be measured: set core.fresh = False')
-    return model.hidden(tokens, tap=tap)
+    rows = zip(a, b)                                # one at a time: the vocabulary may be large
+    return torch.stack([(probabilities(x) - probabilities(y)).norm(dim=-1) for x, y in rows])
 
 
 def pick_boundaries(T, boundaries=None):
     "The tokens t: layers are erased at those up to t, and effects measured at those after it."
-    if boundaries is None:
+    require(T >= 2, 'rows of one token have no later ones')
+    if boundaries is None and T <= 32:
+        boundaries = range(T - 1)
+    elif boundaries is None:
         drawn = torch.randperm(T - 1, generator=torch.Generator().manual_seed(0))[:16]
-        boundaries = range(T - 1) if T <= 32 else drawn.sort().values.tolist()
-    assert len(boundaries) and 0 <= min(boundaries) and max(boundaries) <= T - 2, (
-        f'at least one of {T} tokens stands after each boundary, not {boundaries}')
+        boundaries = drawn.sort().values.tolist()
+    require(len(boundaries) and 0 <= min(boundaries) and max(boundaries) <= T - 2,
+            f'at least one of {T} tokens stands after each boundary, not {boundaries}')
     return boundaries
+
+
+def as_it_is(model, tokens, see=lambda depth, part, x, update: None):
+    "The last stream (B, T, C) of the model as it is. `see` is shown what its sublayers add."
+    shown = []
+
+    def tap(depth, part, x, update):
+        shown.append((depth, part))
+        see(depth, part, x, update)
+        return update
+
+    out = model.hidden(tokens, tap=tap)
+    depths = range(len(unrolled(model.order)))
+    require(shown == [(d, part) for d in depths for part in ('attn', 'mlp')],
+            'here each depth runs once. In a Window it does not: look at the model without one')
+    require(torch.equal(out, model.hidden(tokens)), 'a Span begins with other noise in each '
+            'forward, which would be measured, too (an AuthorsCore: set core.fresh = False)')
+    return out
 
 
 # ------------------------------------------------------------------------- the same on later layers
@@ -107,58 +100,70 @@ def pick_boundaries(T, boundaries=None):
 @torch.no_grad()
 def future_effects(model, tokens, part='layer', propagate=True, future=True, boundaries=None):
     """(D, D) [erased, observed]: the largest relative change of a later layer's update, if an
-    earlier layer's contribution is taken away.
+    earlier layer's contribution is erased.
 
-    future      True: it is taken away at the tokens up to t, and later tokens are looked at.
-                False: it is taken away at all tokens, and all are looked at
-    propagate   True: all later layers run without it. False: it is missing only from the observed
-                layer's own input, and the layers between are as they were
+    future      True: erased at the tokens up to t, and observed at later ones. False: at all tokens
+    propagate   True: all later layers run without the contribution. False: it is missing only from
+                the observed layer's own input, and the layers between are as they were
     """
-    assert part in ('layer', 'attn', 'mlp')
-    require(propagate or plain_order(model),
-            "after an adapter a layer's input is no sum of updates: propagate=True")
-    plain = record(model, tokens)
-    updates = plain['attn'] + plain['mlp']                                      # (D, B, T, C)
-    sizes = updates.norm(dim=-1).clamp(min=torch.finfo(updates.dtype).tiny)     # (D, B, T)
-    D, T = len(updates), tokens.shape[1]
+    require(part in ('layer', 'attn', 'mlp'), f'part={part}: layer, attn or mlp')
+    require(propagate or not spans_in(model.order),
+            'propagate=False is for layers alone: a Span, such as a Core, changes their input')
+    recorded = record(model, tokens)
+    plain = recorded['attn'] + recorded['mlp']                                  # (D, B, T, C)
+    sizes = plain.norm(dim=-1).clamp(min=torch.finfo(plain.dtype).tiny)         # (D, B, T)
+    D, T = len(plain), tokens.shape[1]
+    times = pick_boundaries(T, boundaries) if future else [T - 1]
     matrix = torch.zeros(D, D, device=tokens.device)
-    updates_without = rerun_without if propagate else directly_without
     for erased in range(D):
-        for t in pick_boundaries(T, boundaries) if future else [T - 1]:
-            new = updates_without(model, plain, erased, t, part, tokens)        # {depth: (B, T, C)}
+        for t in times:
+            if propagate:
+                updates = {}
+                model.hidden(tokens, tap=add_to(updates, erase(erased, t, part)))
+            else:
+                updates = directly_without(model, recorded, erased, t, part)
             for d in range(erased + 1, D):
-                moved = (new[d] - updates[d]).norm(dim=-1) / sizes[d]           # (B, T)
+                moved = (updates[d] - plain[d]).norm(dim=-1) / sizes[d]         # (B, T)
                 later = moved[:, t + 1:] if future else moved
                 matrix[erased, d] = torch.maximum(matrix[erased, d], later.max())
     return matrix
 
 
-def rerun_without(model, plain, erased, t, part, tokens):
-    "{depth: its update}, run again without what one layer adds at the tokens up to t."
-    updates = {}
-    without = erase(erased, t, part)
-
-    def tap(depth, sublayer, x, update):
-        update = without(depth, sublayer, x, update)
+def add_to(updates, first=None):
+    "A tap that adds up {depth: what its layer adds (B, T, C)}. first: a tap that acts before it."
+    def tap(depth, part, x, update):
+        if first is not None:
+            update = first(depth, part, x, update)
         updates[depth] = updates.get(depth, 0) + update
         return update
-    run_from(model, plain, erased, tokens, tap)
-    return updates
+    return tap
 
 
-def directly_without(model, plain, erased, t, part, tokens):
-    "The same, where it is missing only from each later layer's own input."
-    added = sum(plain[name][erased] for name in ('attn', 'mlp') if part in ('layer', name))
+def directly_without(model, recorded, erased, t, part):
+    "{later depth: its update}, if the contribution is missing from the input of that layer alone."
+    parts = ('attn', 'mlp') if part == 'layer' else (part,)
+    added = sum(recorded[name][erased] for name in parts)
     updates = {}
-
-    def tap(depth, sublayer, x, update):
-        updates[depth] = updates.get(depth, 0) + update
-        return update
-    for d in range(erased + 1, len(plain['input'])):
-        x = plain['input'][d].clone()                                           # (B, T, C)
+    for d in range(erased + 1, len(recorded['input'])):
+        x = recorded['input'][d].clone()                                        # (B, T, C)
         x[:, :t + 1] -= added[:, :t + 1]
-        model.run(x, [model.order[d]], d, tap=tap)
+        run = Pass(model, x.shape[1], tap=add_to(updates))
+        run(x, [model.order[d]], d)
     return updates
+
+
+@torch.no_grad()
+def record(model, tokens):
+    "What each layer got and what its sublayers added: {'input', 'attn', 'mlp'}, (D, B, T, C) each."
+    kept = dict(input=[], attn=[], mlp=[])
+
+    def see(depth, part, x, update):
+        if part == 'attn':
+            kept['input'].append(x)
+        kept[part].append(update)
+
+    as_it_is(model, tokens, see)
+    return {name: torch.stack(values) for name, values in kept.items()}
 
 
 # ---------------------------------------------------------------------------- streams and weights
@@ -195,29 +200,31 @@ def block_similarity(model, block=1):
 
 def swap_blocks(order, start, length):
     "Swap the `length` layers from `start` on with as many after them."
-    before, both, after = split(order, start, 2 * length)
+    before, both, after = three_parts(order, start, 2 * length)
     return before + both[length:] + both[:length] + after
 
 
 def skip_blocks(order, start, length):
-    before, _, after = split(order, start, length)
+    before, _, after = three_parts(order, start, length)
     return before + after
 
 
 def reverse_block(order, start, length):
-    before, block, after = split(order, start, length)
+    before, block, after = three_parts(order, start, length)
     return before + block[::-1] + after
 
 
 def order_sweep(model, score, change, lengths):
     "[{'size', 'start', **score(model)}] with `change` made wherever it fits; size 0: unchanged."
     rows = [dict(size=0, start=0) | score(model)]
-    blocks = 2 if change is swap_blocks else 1          # so many it takes
     for length in lengths:
-        for start in range(len(model.order) - blocks * length + 1):
-            order = change(model.order, start, length)
-            if order:                                   # at least one layer is left
-                with running(model, order):
+        for start in range(len(model.order) - length + 1):
+            try:
+                order = change(model.order, start, length)
+            except Refused:         # such as a swap whose second block would end behind the last
+                break
+            if order:               # one layer at least is left
+                with in_order(model, order):
                     rows.append(dict(size=length, start=start) | score(model))
     return rows
 
@@ -231,7 +238,7 @@ if __name__ == '__main__':
         try:
             model, saved = load(folder)
             data, context = saved['config']['data'], saved['config']['context']
-            val = Loader(data, 20, context, 'val')              # as many rows as in the papers
+            val = Loader(data, ROWS, context, 'val')
             require(saved['data'].get('val') in (None, val.description()),
                     f'{data} is not what {folder} was trained on')
             score, w = depth_score(model.eval(), val.batch(0)[0])

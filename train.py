@@ -33,7 +33,7 @@ import torch
 from tqdm import tqdm
 
 from grow import untie
-from model import LM, Refused, require, seed_for, spans_in, unrolled
+from model import LM, Refused, require, unrolled
 from retrofit import Core, core_of
 from training.checkpoint import (as_written, load, open_log, prepare_folder, read_log,
                                  refuse_unreadable, save, written)
@@ -44,7 +44,7 @@ from training.measure import measure
 from training.optimizers import load_states, made_anew, make_optimizers, parameters_of
 from training.picture import draw
 from training.plan import (Config, hash_of_plans, model_config, plan, refuse_another_run,
-                           refuse_what_does_not_fit, resolved, stages)
+                           refuse_what_does_not_fit, resolved, seed_for, stages)
 from training.settings import read
 
 
@@ -67,7 +67,7 @@ class Run:
 
 def train(c, open_parent=load):
     """To the end (returns 0), or until a signal (returns its number): the same command goes on from
-    there. open_parent(init_from, classes): nanodepth's also opens models of Hugging Face."""
+    there. open_parent(init_from): nanodepth's also opens models of Hugging Face."""
     machine = machine_of(c)
     with together(machine):
         run = begin(c, machine, open_parent)
@@ -315,14 +315,13 @@ def begin(c, machine, open_parent):
 def open_model(c, data, open_parent):
     """(model, saved, parent): the model of the run's last checkpoint, and what else that says; or
     init_from's, and what that says; or a new one. `saved` or `parent` is {} if there is none."""
-    classes = {type(span) for span in spans_in(c.order or ())}
     if (Path(c.out_dir) / 'ckpt.pt').exists():
-        model, saved = load(c.out_dir, classes)
+        model, saved = load(c.out_dir)
         require(saved['optimizers'],
                 f'{c.out_dir} has weights alone: --init_from={c.out_dir} begins with them')
         return model, saved, {}
     if c.init_from:
-        model, parent = open_parent(c.init_from, classes)
+        model, parent = open_parent(c.init_from)
         return model, {}, parent
     torch.manual_seed(seed_for(c.seed, 'init'))
     n_vocab = c.vocab_size or data['data'].datasets[0].about['n_vocab']

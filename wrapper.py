@@ -1,4 +1,4 @@
-"""Loop a frozen model's middle layers, and undo it without a trace.
+"""Run a frozen model's middle layers several times, and undo it without a trace.
 
 The idea: a window g of residual layers adds F(x) = g(x) - x to the stream x. That is one Euler step
 of length 1 on x' = F(x), and the later layers were trained on where it ends. Running the window K
@@ -6,46 +6,29 @@ times goes K such steps, to states that they have never seen. So take K steps of
 they end near the same place, but each step reads what the one before it has written.
 
 They end near the plain output, and not on it. So the result then goes back towards it, by the share
-beta: 1 is the plain model, 0 the small steps alone. The more, the closer the later layers stay to
-what they know.
+beta: 1 is the plain model, on which the later layers were trained, and 0 the small steps alone.
 
-Paper: "Training-Free Looped Transformers", sections 2 and 3, appendices D and P (which settings),
-C and G.2 (what the KV cache keeps).
-Here: the middle n of L layers begin at L // 2 - n // 2, as the paper's windows on its 28 layers do.
+Paper: "Training-Free Looped Transformers", sections 2 and 3, Algorithms 3 to 5, appendices D and P
+(which settings), C, G and N (what the KV cache keeps). Algorithm 3 as printed makes one small step
+fewer than Eq. 16: the equation is taken.
 
 Usage:
-    with looped(model, window=(3, 5), K=3, beta=0.5): model.generate(tokens, 20)
-    model.order = [0, 1, 2, Window([3, 4], rk, K=3), 5]             # from now on
-    model.order = [0, 1, 2, Window([3]), Window([4]), 5]            # each layer by itself
-    # a model of transformers: `from nanodepth import looped`, or nanodepth evaluate --window=mid4
+    with wrapped(model, window=(3, 5), K=3, beta=0.5): model.generate(tokens, 20)
+    model.order = [0, 1, 2, Window([3, 4], K=3), 5]         # from now on
+    from nanodepth import wrapped                           # the same for a model of transformers
 """
 import contextlib
-import itertools
+import inspect
+import math
 
 import torch
 
-from loop import running
-from model import Span, require, seen, unrolled
+from loop import in_order
+from model import Refused, Span, require
 
-# --------------------------------------------------------------------------- the idea, by hand
-
-def looped_by_hand(model, tokens, a, b, K, beta=0.5):
-    "Logits of a model with its layers a to b looped."
-    def g(x):                               # one pass through the window
-        return model.run(x, model.order[a:b + 1], depth=a)
-    x = model.run(model.embed(tokens), model.order[:a])
-    plain = g(x)
-    x = x + (plain - x) / K                 # the first of K small steps reuses `plain`
-    for _ in range(K - 1):
-        x = x + (g(x) - x) / K
-    x = beta * plain + (1 - beta) * x       # a part of the way back to the plain output
-    x = model.run(x, model.order[b + 1:], depth=b + 1)
-    return model.head(model.norm(x))
-
-
-# ------------------------------------------------------------------ ways to run a window K times
+# ------------------------------------------------- solvers: ways to run a window g(x) several times
 # torch.lerp(x, y, h) is x + h (y - x), rounded so that h = 1 gives y itself: to the last bit, K = 1
-# is the plain window. Any function (g, x, K, ...) whose first evaluation is g(x) is a solver.
+# is the plain window.
 
 def naive(g, x, K):
     "The window K times: steps of length 1, to time K."
@@ -55,125 +38,117 @@ def naive(g, x, K):
 
 
 def rk(g, x, K, beta=0.5, T=1):
-    """The small steps of looped_by_hand, and the way back. All of it is one Runge-Kutta step of K
-    stages (the paper's Eq. 13 to 16), hence the name. T is the time at which the steps end: 1 in
-    the paper's method, 2 in its best results."""
+    """K small steps, and the way back. All of it is one Runge-Kutta step of K stages (the paper's
+    Eq. 13 to 16), hence the name. T is the time at which the steps end: 1 in the paper's method, 2
+    in its best results."""
     plain = g(x)
-    x = torch.lerp(x, plain, T / K)
+    x = torch.lerp(x, plain, T / K)         # the first small step reuses `plain`
     for _ in range(K - 1):
         x = torch.lerp(x, g(x), T / K)
     return torch.lerp(x, plain, beta)       # beta plain + (1 - beta) x
 
 
 def euler(g, x, K, T=1):
-    "The steps alone, without the way back."
+    "The small steps alone."
     return rk(g, x, K, beta=0, T=T)
 
 
-SOLVERS = dict(naive=naive, rk=rk, euler=euler)         # the package adds these:
-IN_PACKAGE = ('aitken anderson butcher heavy_ball heun layer_anchored_frozen midpoint norm_stab '
-              'poly_blend rk4').split()
-
-# --------------------------------------------------------------------------------- in any order
-
-def name_of(solver):
-    """A checkpoint keeps a solver by its name. A function of yours is entered in SOLVERS here, when
-    it is first used."""
-    if isinstance(solver, str):
-        require(solver in SOLVERS, f'solver {solver}: known are {", ".join(SOLVERS)}')
-        return solver
-    name = solver.__name__
-    if solver.__module__ != __name__:       # else it is this file's
-        require(name.isidentifier(), 'a solver is kept by its name: write a def')
-        known = SOLVERS.get(name)
-        is_free = known.__module__ == solver.__module__ if known else name not in IN_PACKAGE
-        require(is_free, f'another solver is called {name}: give yours another name')
-        SOLVERS[name] = solver
-    return name
+# SOLVERS['mine'] = mine enters one of yours, a function (g, x, K, ...) that begins with g(x). If it
+# evaluates g twice in each of its K steps, set mine.per_step = 2: FLOPs count it.
+SOLVERS = dict(naive=naive, rk=rk, euler=euler)
 
 
 class Window(Span):
-    """Its items, evaluated several times at the same depths, as a solver says: a function, or its
-    name in SOLVERS.
+    """Its items, evaluated several times at the same depths, as a solver says.
 
-    With a cache, a later token looks back at a layer's keys and values, of which each evaluation
-    makes its own. cache='first' keeps those of the first evaluation, which are the plain model's.
-    So generation, which uses the cache, differs from one forward of the whole text. cache='exact'
-    keeps all, so that evaluation k sees evaluation k: both agree, at K times the memory."""
+    cache   Each evaluation makes keys and values, and later tokens see one kind. 'first': those of
+            the first evaluation, which are the plain model's. 'last': those of one more pass, over
+            the result. The paper's default is 'last', and 'first' did better in its long answers.
+            (With either, generation differs from one forward of the whole text.)
+    decode  'full', or 'bypass': where one token follows others, the window runs once. So only
+            prompts are wrapped
+    """
 
-    def __init__(self, items, solver=rk, K=3, cache='first', **options):
+    def __init__(self, items, solver='rk', K=3, cache='first', decode='full', **options):
         super().__init__(items)
-        assert K >= 1 and cache in ('first', 'exact'), f'K={K}, cache={cache!r}'
-        self.solver = SOLVERS[name_of(solver)]
-        self.K, self.keeps, self.options = K, cache, options
+        require(solver in SOLVERS, f'solver={solver}: known are {", ".join(SOLVERS)}')
+        require(isinstance(K, int) and K >= 1, f'K={K}: how often, so at least 1')
+        require(cache in ('first', 'last'), f'cache={cache}: first or last')
+        require(decode in ('full', 'bypass'), f'decode={decode}: full or bypass')
+        try:
+            inspect.signature(SOLVERS[solver]).bind('g', 'x', K, **options)
+        except TypeError as error:
+            raise Refused(f'solver={solver}: {error}') from None
+        self.solver, self.K, self.cache, self.decode = solver, K, cache, decode
+        self.options = options
 
     def settings(self):
-        return dict(solver=self.solver.__name__, K=self.K, cache=self.keeps, **self.options)
+        own = dict(solver=self.solver, K=self.K, cache=self.cache, decode=self.decode)
+        return own | self.options
 
-    def __repr__(self):
-        settings = ''.join(f', {name}={value!r}' for name, value in self.settings().items())
-        return f'Window({self.items}{settings})'
+    def __call__(self, run, x):
+        if self.decode == 'bypass' and run.start and x.shape[1] == 1:
+            return run(x, self.items)
+        depth, keeps = run.depth, run.keeps
 
-    def __call__(self, model, x, depth, cache=None, tap=None):
-        before = None if cache is None else copy_of(cache)
-        caches = self.caches(cache, before, depth)
+        def g(y):
+            y = run(y, self.items, depth)
+            run.keeps = False           # later evaluations leave no keys and values
+            return y
 
-        def g(x):
-            return model.run(x, self.items, depth, next(caches), tap)
-        return self.solver(g, x, self.K, **self.options)
-
-    def caches(self, cache, before, depth):
-        """The cache that each evaluation reads and adds to, one after the other. `before` is a copy
-        of the cache, as this forward found it."""
-        yield cache             # the first evaluation has the cache itself
-        for k in itertools.count(2):
-            if cache is None:
-                yield None
-            elif self.keeps == 'first':
-                yield copy_of(before)       # what is added to this is forgotten
-            else:           # a cache within the cache: what evaluation k of earlier forwards added
-                own = cache.setdefault((depth, repr(self), k), {})
-                require(seen(own, depth) == seen(before, depth),
-                        'this cache was filled with another window: go on with that, or a new one')
-                yield own
+        x = SOLVERS[self.solver](g, x, self.K, **self.options)
+        run.keeps = keeps
+        if self.cache == 'last' and keeps and run.cache is not None:
+            run(x, self.items, depth)
+        return x
 
     def evaluations(self):
-        "How often the solver evaluates g, which may not be K: it is tried on a dummy stream."
-        evaluated = []
-
-        def g(x):
-            evaluated.append(x)
-            return x + 1
-        self.solver(g, torch.zeros(1, 1, 1), self.K, **self.options)
-        return len(evaluated)
+        return self.K * getattr(SOLVERS[self.solver], 'per_step', 1)
 
     def flops(self, model, context):
         return self.evaluations() * super().flops(model, context)
 
 
-def copy_of(cache):
-    "A cache as it is now. What is added to it, or to the caches within it, is not in the copy."
-    return {key: copy_of(value) if isinstance(value, dict) else value
-            for key, value in cache.items()}
+def pick_window(window, n):
+    """(a, b), both included, of n layers. A window is (3, 5) or '3-5'; 'mid4', the middle four, or
+    None; or a share of the depth, such as 0.5: the four layers around it."""
+    window = f'mid{min(4, n)}' if window is None else window
+    try:
+        if not isinstance(window, (str, float)):
+            a, b = map(int, window)
+        elif str(window).startswith('mid'):
+            size = int(window[3:])
+            a = 15 if (n, size) == (36, 4) else n // 2 - size // 2      # (the paper's of 36 layers)
+            b = a + size - 1
+        elif '-' in str(window):
+            a, b = map(int, window.split('-'))
+        elif 0 <= float(window) <= 1:
+            a = max(0, min(math.ceil(float(window) * n) - 2, n - 4))
+            b = min(a + 3, n - 1)
+        else:
+            raise ValueError
+    except (TypeError, ValueError, AttributeError):
+        raise Refused(f"window={window}: (3, 5) or '3-5', 'mid4', or a share such as 0.5") from None
+    require(0 <= a <= b < n, f'window={window} is not within the layers 0 to {n - 1}')
+    return a, b
 
 
-def around(order, a, b):
-    "The items of an order before the depths a to b, those at them, and those after."
-    starts = [len(unrolled(order[:i])) for i in range(len(order) + 1)]      # of each item, a depth
-    require({a, b + 1} <= {*starts} and a <= b,
-            f'the window {a}-{b} is not made of whole items of the order {order}')
-    first, end = starts.index(a), starts.index(b + 1)
-    return order[:first], order[first:end], order[end:]
+def make_windows(items, mode, solver, K, cache, decode, options):
+    "The items as one Window, or one Window for each of them."
+    require(mode in ('block', 'layer'), f'mode={mode}: block or layer')
+    parts = [items] if mode == 'block' else [[item] for item in items]
+    return [Window(part, solver, K, cache, decode, **options) for part in parts]
 
 
 @contextlib.contextmanager
-def looped(model, window=None, solver='rk', K=3, cache='first', **options):
-    """Inside a `with`, a model's layers a to b, as they run, are looped, both included. The window
-    is (a, b); None: the middle four."""
-    depth = len(unrolled(model.order))
-    n = min(4, depth)
-    middle = depth // 2 - n // 2
-    a, b = window or (middle, middle + n - 1)
-    before, items, after = around(model.order, a, b)
-    with running(model, [*before, Window(items, solver, K, cache, **options), *after]):
+def wrapped(model, window=None, solver='rk', K=3, cache='first', mode='block', decode='full',
+            **options):
+    """Inside a `with`, a window of the items of the model's order runs several times, as one
+    'block', or 'layer' by layer. The options are the solver's."""
+    require(hasattr(model, 'order'), f'{type(model).__name__} is no model of this repo: '
+            'from nanodepth import wrapped')
+    order = list(model.order)
+    a, b = pick_window(window, len(order))
+    inside = make_windows(order[a:b + 1], mode, solver, K, cache, decode, options)
+    with in_order(model, [*order[:a], *inside, *order[b + 1:]]):
         yield model

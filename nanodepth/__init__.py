@@ -1,4 +1,4 @@
-"""The package: `from nanodepth import looped`, and each file of the book as nanodepth.NAME. These
+"""The package: `from nanodepth import wrapped`, and each file of the book as nanodepth.NAME. These
 import each other by bare names. They are loaded here once, by their files, and lent these names
 while they load, so that a model.py of somebody else's stays theirs.
 """
@@ -55,10 +55,9 @@ if command in ('nanodepth', '-m'):      # threads that spin would slow down the 
     os.environ.setdefault('GOMP_SPINCOUNT', '1000')
 if not (command == 'nanodepth' and sys.argv[1:] in ([], ['-h'], ['--help'])):
     load_book()                         # the list of commands needs none of it, and no torch
-    importlib.import_module('nanodepth.looping.solvers')        # which makes ten more known
+    importlib.import_module('nanodepth.wrapping.solvers')       # which makes six more known
 
-NAMES = dict(looped='looping.orders', in_order='looping.orders',
-             load_model='models.checkpoint', save_hf='models.hf')
+NAMES = dict(wrapped='wrapping.others', load_model='models.checkpoint', save_hf='models.hf')
 
 
 def __getattr__(name):

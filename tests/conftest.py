@@ -36,15 +36,15 @@ from nanodepth.text.tokens import write_dataset  # noqa: E402
 from nanodepth.text.tokenizer import write_tokenizer  # noqa: E402
 from nanodepth.commands.train import planned  # noqa: E402
 from nanodepth.model import LM, ModelConfig, Span  # noqa: E402
-from nanodepth.models.checkpoint import BROUGHT, BROUGHT_BY  # noqa: E402
 # these take `show` by its name, and so before it is replaced
 from nanodepth.commands import evaluate, plot as plot_command, probe  # noqa: E402
 from nanodepth import train  # noqa: E402
 from nanodepth.commands import train as train_command  # noqa: E402
 from nanodepth.common.options import read  # noqa: E402
 from nanodepth.report import plot  # noqa: E402
-from nanodepth.retrofit import surgery  # noqa: E402
-from nanodepth.scoring.rows import labelled  # noqa: E402
+from nanodepth.models.authors import authors_surgery  # noqa: E402
+from nanodepth.retrofit import Core  # noqa: E402
+from nanodepth.scoring.rows import READ, labelled  # noqa: E402
 from nanodepth.scoring.way import Way  # noqa: E402
 from nanodepth.training.checkpoint import save  # noqa: E402
 from nanodepth.training.plan import Config  # noqa: E402
@@ -69,8 +69,7 @@ def sigterm_ends_a_process():
 @pytest.fixture(autouse=True)
 def no_pictures_and_no_look_around(request, monkeypatch):
     monkeypatch.setattr(train, 'backward', train.backward)      # what `at_step` changes ends here
-    BROUGHT.clear()             # of --classes in another test
-    BROUGHT_BY.clear()
+    READ.clear()                # files of arms in another test
     if sys.modules.get('lm_eval'):      # it asks pip and the compilers what they are: a second each
         import lm_eval.evaluator
         monkeypatch.setattr(lm_eval.evaluator, 'add_env_info', lambda results: None)
@@ -256,8 +255,8 @@ def by_layer(model, c):
 @pytest.fixture
 def recurrent(tiny, tmp_path):
     "The settings of a run that goes on from a small cut of mean 3."
-    core = surgery(tiny(vocab_size=257, n_layer=6, context=16), '2-2-1', r=3, backprop_depth=2,
-                   inject='linear')
+    core = authors_surgery(tiny(vocab_size=257, n_layer=6, context=16), '2-2-1', 'linear', Core,
+                           r=3, backprop_depth=2)
     return dict(init_from=save_run(tmp_path / 'cut', core, flops=5, inherited_flops=2))
 
 
@@ -342,19 +341,7 @@ def same(a, b):
 
 class Times(Span):
     "A Span of one's own: its items several times, one run after the other."
-
-    def __init__(self, items, times=2):
-        super().__init__(items)
-        self.times = times
-
-    def __call__(self, model, x, depth, cache=None, tap=None):
-        return model.run(x, self.items * self.times, depth, cache, tap)
-
-    def unrolled(self):
-        return super().unrolled() * self.times
-
-    def flops(self, model, context):
-        return super().flops(model, context) * self.times
+    times = 2
 
 
 def attributes(model):

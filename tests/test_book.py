@@ -84,7 +84,7 @@ def test_alone_in_an_empty_folder(tmp_path):
     lines = [                               # one after the other, as if each were typed
         ['retrofit.py', 'out/parts', '2-2-2'],
         ['train.py', *TINY, '--steps=3', '--init_from=out/parts_2-2-2', '--out_dir=out/core'],
-        [*line, '--out_dir=out/whole'], ['grow.py', '8', '2'], ['loop.py', '4-4x4-4'],
+        [*line, '--out_dir=out/whole'], ['grow.py', 'lidas', '8', '2'], ['loop.py', '4-4x4-4'],
         ['wrapper.py'], ['probe.py', 'out/whole', 'out/core']]
     said = python('-c', f'''if True:
         import runpy, sys

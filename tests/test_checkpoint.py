@@ -1,6 +1,7 @@
 """Checkpoints: what is saved comes back, and a bad file is refused. And no command writes over a
 file of somebody else: it says a line before the work.
 """
+import gc
 import math
 import os
 import pickle
@@ -12,16 +13,15 @@ import pytest
 import torch
 from conftest import ROOT, Times, logits, refused, same, save_run, state_of
 
-from nanodepth import save_hf, wrapper
-from nanodepth.looping.orders import with_window
+from nanodepth import save_hf, wrapped
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common.errors import Refused, refusals
 from nanodepth.common.files import new_folder
-from nanodepth.model import spans_in
-from nanodepth.models import checkpoint
+from nanodepth.model import Span, spans_in
+from nanodepth.models.authors import AuthorsCore
 from nanodepth.models.checkpoint import load_model
-from nanodepth.retrofit import Core, core_of, new_adapter
-from nanodepth.training.checkpoint import load, refuse_unreadable, save, written
+from nanodepth.retrofit import Adapter, Core, core_of
+from nanodepth.training.checkpoint import load, refuse_unreadable, save, span_class, written
 from nanodepth.wrapper import Window
 
 
@@ -41,21 +41,22 @@ def test_what_is_saved_comes_back(tmp_path, tiny):
     assert sorted(p.name for p in tmp_path.iterdir()) == ['ckpt-3.pt', 'ckpt.pt']
 
 
-class Again(Core):
+class StreamCore(Core):
     "A core whose first state is the stream as it comes in."
 
-    def first_state(self, e, first):
+    def first_state(self, run, e):
         return e
 
 
-ORDERS = {      # (an order, which classes of it a checkpoint does not know)
-    'core': ([0, Core([1, 2], 3, 2, start='authors', state_std=0.3), 3], []),
-    'window': ([0, Window([1, 2], wrapper.euler, K=2, cache='exact', T=1.5), 3], []),
-    'window in a core': ([0, Core([1, Window([2], K=3, beta=0.3)], r=2), 3], []),
-    'window beside a core': ([Window([0], K=2), Core([1, 2], r=2), 3], []),
-    'none, with an adapter': ([0, 1, 2, 3], []),
-    'own': ([0, Times([1, Window([2], K=2)], times=3), 3], ['Times']),
-    'own core': ([0, Again([1, 2], r=3), 3], ['Again'])}
+ORDERS = dict(
+    core=[0, Core([1, 2], 3, 2), 3],
+    authors=[0, AuthorsCore([1, 2], 3, 2, start='authors', state_std=0.3), 3],
+    window=[0, Window([1, 2], 'euler', K=2, cache='last', T=1.5), 3],
+    window_in_core=[0, Core([1, Window([2], K=3, beta=0.3)], r=2), 3],
+    window_beside_core=[Window([0], K=2, decode='bypass'), Core([1, 2], r=2), 3],
+    adapter_alone=[0, 1, 2, 3],
+    own=[0, Times([1, Window([2], K=2)], times=3), 3],
+    own_core=[0, StreamCore([1, 2], r=3), 3])
 
 
 @pytest.fixture
@@ -63,44 +64,83 @@ def ordered(tiny):
     "ordered(name) -> a model of this order."
     def make(name):
         model = tiny(vocab_size=257)
-        model.order = ORDERS[name][0]
+        model.order = ORDERS[name]
         if core_of(model) or 'adapter' in name:
-            model.adapter = new_adapter(32, 'linear')
+            model.adapter = Adapter(32)
+            torch.nn.init.normal_(model.adapter.weight, std=0.1)
         return model
     return make
 
 
 @pytest.mark.parametrize('name', ORDERS)
-def test_what_is_written_is_the_same_step_or_a_line(name, ordered, tmp_path):
-    "Classes that are brought take no known name."
+def test_an_order_that_is_saved_comes_back(name, ordered, tmp_path):
     model = ordered(name)
     save(tmp_path, model, [])
-    for kind in ORDERS[name][1]:
-        line = f'the class {kind} of a Span is needed: .*--classes=FILE.py'
-        with pytest.raises(Refused, match=line):
-            load_model(tmp_path)
-    classes = Times, Again, type('Core', (Again,), {})
-    back, tokens = load_model(tmp_path, classes=classes), torch.arange(24).view(2, 12)
+    back, tokens = load_model(tmp_path), torch.arange(24).view(2, 12)
     assert torch.equal(logits(back, tokens), logits(model, tokens))
     assert torch.equal(back.generate(tokens, 4, 0), model.generate(tokens, 4, 0))
     assert written(back.order) == written(model.order)
     assert list(map(type, spans_in(back.order))) == list(map(type, spans_in(model.order)))
     assert back.head.weight is back.embed.weight and not back.training
     assert same(back.state_dict(), model.state_dict())
+    for span in spans_in(model.order):          # as a Span promises
+        assert str(type(span)(span.items, **span.settings())) == str(span)
 
 
-def test_what_no_checkpoint_can_say_is_told_before_a_run(tiny):
-    patched = tiny()
-    patched.order = with_window(patched.order, (1, 2))      # the package's Window knows more
-    for step, words in (
-            (type('Core', (Core,), {})([1]), 'has the name of one of them'),
-            (Times([type('Window', (Window,), {})([1])]), 'has the name of one of them'),
-            (patched.order[1], 'has the name of one of them'),
-            (Times([1], print), 'no checkpoint of this run could be read')):
-        with pytest.raises(Refused, match=words):
-            refuse_unreadable([0, step, 2], [])
-    with pytest.raises(Refused, match='a solver is kept by its name: write a def'):
-        Window([1], lambda g, x, K: g(x))
+def test_times_may_stand_on_one_span():
+    span = Times([1, 2])
+    span.times = 5
+    again = Times(span.items, **span.settings())
+    assert again.unrolled() == [1, 2] * 5 and Times([1]).unrolled() == [1, 1]
+
+
+NAMED = 'from nanodepth.model import Span\n\n\nclass Named(Span):\n    times = {times}\n'
+
+
+def test_span_class_is_known_by_its_name(tmp_path):
+    """Once it is imported. Of one file the last one counts, as of a cell that is run again, or of a
+    script that is imported, too. Of several files they are refused."""
+    with pytest.raises(Refused, match='the class Named of a Span is needed: import its file'):
+        span_class('Named')
+    files = [tmp_path / 'one.py', tmp_path / 'two.py']
+    for file, times in zip(files, (2, 3)):
+        file.write_text(NAMED.format(times=times))
+    kept = [runpy.run_path(str(files[0]), run_name=name) for name in ('__main__', 'one')]
+    assert span_class('Named') is kept[1]['Named']
+    cells = [{}, {}]
+    for cell in cells:
+        exec('from nanodepth.model import Span\nclass Cell(Span): times = 4', cell)
+    assert span_class('Cell') is cells[1]['Cell']
+    kept.append(runpy.run_path(str(files[1]), run_name='two'))
+    with pytest.raises(Refused, match='Spans of several files are called Named: .*one.py'):
+        span_class('Named')
+    kept.clear()
+    gc.collect()
+
+
+def test_what_no_checkpoint_can_say_is_told_before_a_run():
+    class Core(Span):                           # the name of the book's
+        pass
+    with pytest.raises(Refused, match='Spans of several files are called Core'):
+        refuse_unreadable([0, Core([1]), 2], [])
+    del Core
+    gc.collect()
+    with pytest.raises(Refused, match='no checkpoint of this run could be read'):
+        refuse_unreadable([0, Times([1], print), 2], [])
+
+
+def test_a_checkpoint_of_other_settings_is_a_line(ordered, tmp_path):
+    "As one that an earlier version wrote."
+    save(tmp_path, ordered('core'), [])
+    state = state_of(tmp_path)
+    for order, message in (
+            (dict(step='Core', items=[1, 2], settings=dict(r=3, start='normal')), "'start'"),
+            (dict(step='Window', items=[1], settings=dict(solver='butcher', K=3)),
+             'solver=butcher: known are'),
+            (dict(step='Window', items=[1], settings=dict(cache='exact')), 'cache=exact')):
+        torch.save(state | dict(order=[0, order, 3]), tmp_path / 'ckpt.pt')
+        with pytest.raises(Refused, match=message):
+            load_model(tmp_path)
 
 
 def test_a_state_that_nobody_could_read_takes_no_checkpoints_place(tiny, tmp_path):
@@ -115,14 +155,12 @@ def test_a_state_that_nobody_could_read_takes_no_checkpoints_place(tiny, tmp_pat
 
 
 @pytest.mark.parametrize('name', [name for name in ORDERS if 'adapter' not in name])
-def test_only_a_plain_core_is_exported_and_in_its_authors_format(name, ordered, tmp_path, capsys,
-                                                                       monkeypatch):
-    monkeypatch.setattr(checkpoint, 'BROUGHT', [Times, Again])
+def test_only_a_plain_core_is_exported_and_in_its_authors_format(name, ordered, tmp_path, capsys):
     model, out = ordered(name), tmp_path / 'out'
     run = save_run(tmp_path / 'run', model)
     with pytest.raises(Refused, match='in a way that no family of transformers knows'):
         save_hf(model, out)
-    if name == 'core':
+    if name in ('core', 'authors'):
         nanodepth('export', [run, str(out)])
         assert '"huginn_raven"' in (out / 'config.json').read_text()
     else:
@@ -131,30 +169,16 @@ def test_only_a_plain_core_is_exported_and_in_its_authors_format(name, ordered, 
         assert not out.exists()
 
 
-@pytest.mark.parametrize('how', [dict(mode='layer'), dict(decode='bypass'), dict(pin='mixture'),
-                                 dict(solver='layer_anchored_frozen', cache='exact'), {}])
-def test_a_window_of_the_package_is_opened_as_it_was_or_not_at_all(how, tmp_path, tiny):
-    model = tiny(n_layer=3)
-    model.order = with_window(model.order, (1, 2), **how)
-    run = save_run(tmp_path / 'run', model)
-    if how:
-        with pytest.raises((TypeError, Refused)):
-            load_model(run)(torch.ones(1, 4, dtype=int))
-    else:
-        assert torch.equal(load_model(run)(torch.ones(1, 4, dtype=int)),
-                           model(torch.ones(1, 4, dtype=int)))
-
-
 def test_a_file_that_a_checkpoint_names_is_never_run(ordered, tmp_path, monkeypatch):
     file, ran = tmp_path / 'evil.py', tmp_path / 'it ran'
-    file.write_text(f'open({str(ran)!r}, "w")\nfrom nanodepth.retrofit import Core as Again\n'
-                    'rk = Again\n')
+    file.write_text(f'open({str(ran)!r}, "w")\nfrom nanodepth.retrofit import Core as Evil\n'
+                    'rk = Evil\n')
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     save(tmp_path, ordered('core'), [])
     state = state_of(tmp_path)
     window = dict(step='Window', items=[1], settings=dict(solver='evil.rk'))
-    for name in ('Again', 'evil', 'evil.Again', 'evil:Again', str(file), f'{file}:Again'):
+    for name in ('Evil', 'evil', 'evil.Evil', 'evil:Evil', str(file), f'{file}:Evil'):
         said = dict(classes=str(file), file=str(file), module='evil')
         step = dict(step=name, items=[1], settings={}, **said)
         torch.save(state | said | dict(order=[0, step, 2], config=said), tmp_path / 'ckpt.pt')
@@ -162,7 +186,7 @@ def test_a_file_that_a_checkpoint_names_is_never_run(ordered, tmp_path, monkeypa
             load_model(tmp_path)
     state |= dict(order=[0, window, 2], model=ordered('window').state_dict())
     torch.save(state, tmp_path / 'ckpt.pt')
-    with pytest.raises(Refused, match='solver evil.rk: known are naive, rk'):
+    with pytest.raises(Refused, match='solver=evil.rk: known are naive, rk'):
         load_model(tmp_path)
     assert not ran.exists() and 'evil' not in sys.modules
 

@@ -516,7 +516,7 @@ def test_what_cannot_be_made_is_left_out_and_two_arms_of_equal_flops_have_one_pa
         call(file, '--seeds=1', '--measures=loss')
     said = capsys.readouterr().out
     assert sorted(call.runs) == ['a-0', 'c1-0', 'c2-0', 'half-0', 'like_c1-0']
-    for name, why in (('bad', 'the shape 4-4-4 has no core, or more layers'),
+    for name, why in (('bad', 'the shape 4-4-4 has more layers than'),
                       ('d', 'bad, which it needs, is not there'),
                       ('a with the FLOPs of d', 'd, which it needs, is not there')):
         assert f'{name}, seed 0, is in no mean: {why}' in said

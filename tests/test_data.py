@@ -33,7 +33,6 @@ from nanodepth.commands.train import open_parent
 from nanodepth.common.errors import Refused
 from nanodepth.models.checkpoint import load_model, state_of
 from nanodepth.models.hf import save_hf
-from nanodepth.retrofit import seed_for
 from nanodepth.scoring import scores as scoring
 from nanodepth.scoring.rows import Asked, Subject
 from nanodepth.scoring.scores import data_scores, how_to_prepare, open_data
@@ -46,6 +45,7 @@ from nanodepth.train import train
 from nanodepth.training import loader as loader_file
 from nanodepth.training.loader import Loader, permute, whose_rows
 from nanodepth.training.measure import answers, validate
+from nanodepth.training.plan import seed_for
 
 TEXTS = ['', ' ', 'a', 'Hello, world! It\'s what they\'ve said; I\'ll go, you\'re 12th.',
          'def f(x):\n    return x**2  # 100%\n\n\n',

@@ -1,14 +1,16 @@
 "grow.py: which layer a grown one is a copy of, and that growing is untied looping."
 import copy
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
-from conftest import same
+from conftest import ROOT, same
 
 from nanodepth.commands.train import empty, planned
-from nanodepth.grow import double, growth_plan, growths, lidas, midas, prop_schedule, stack, untie
+from nanodepth.grow import double, growth_plan, lidas, midas, prop_schedule, stack, untie
 from nanodepth.model import Refused
 from nanodepth.retrofit import Core, surgery
 from nanodepth.common.options import read
@@ -23,9 +25,9 @@ def test_origins_of_the_papers_stages():
             assert operator(n, 4) == [*range(start + 4), *range(start, n)]
     assert lidas(6, 3) == [0, 1, 2, 3, 4, 2, 3, 4, 5]
     assert stack(4, 2) == [0, 1, 2, 3, 2, 3]
-    assert double(3) == [0, 1, 2, 0, 1, 2]
+    assert double(3, 3) == [0, 1, 2, 0, 1, 2]
     for wrong in (lambda: lidas(4, 0), lambda: lidas(4, 5), lambda: midas(5, 2)):
-        with pytest.raises(AssertionError):
+        with pytest.raises(Refused):
             wrong()
 
 
@@ -54,7 +56,7 @@ def test_every_copy_has_its_sources_optimizer_state_and_shares_nothing(tiny, kin
     model, order = tiny(), [0, 1, 2, 1, 2, 3]
     given = order
     if core:
-        model, given = surgery(model, '1-2-1', inject='linear'), [0, Core([1, 2, 1, 2], r=3), 3]
+        model, given = surgery(model, '1-2-1'), [0, Core([1, 2, 1, 2], r=3), 3]
     optimizers = make_optimizers(model, read(Config, [kind, '--lr=1e-2']))
     tokens = torch.randint(50, (2, 9))
     for _ in range(3):
@@ -69,7 +71,7 @@ def test_every_copy_has_its_sources_optimizer_state_and_shares_nothing(tiny, kin
     new = untie(model, given, optimizers)
     assert torch.equal(new(tokens), want) and str(given) == untouched
     if core:
-        assert str(new.order) == '[0, Core([1, 2, 3, 4], r=3), 5]'
+        assert str(new.order) == "[0, Core([1, 2, 3, 4], {'r': 3, 'backprop_depth': 8}), 5]"
     source = {new.layers[d].get_parameter(name): p for d, i in enumerate(order)
               for name, p in model.layers[i].named_parameters()}
     source |= {p: model.get_parameter(name) for name, p in new.named_parameters()
@@ -105,18 +107,37 @@ def test_table_7_comes_out_of_the_configs_to_the_last_digit(grows, ordinary, par
 def test_schedules_by_hand():
     assert prop_schedule(100, 4, 0) == [25, 25, 25, 25]
     assert prop_schedule(111, 3, -1) == [60, 30, 21]
-    assert growth_plan('double', 8, 2, 70) == [(0, None, 2), (11, double(2), 4), (34, double(4), 8)]
-    assert growth_plan('stack', 6, 2, 90, start=4) == [(0, None, 4), (30, stack(4, 2), 6)]
-    with pytest.raises(Refused,
-                       match='double from 3 layers does not reach n_layer=8, but 3, 6, 12'):
-        growth_plan('double', 8, 3, 100)
-    [_, (_, order, _)] = growth_plan(lambda n, block: np.r_[0:n, 0:block], 4, 2, 9)
+    assert growth_plan('double', 2, 8, 2, 70) == (
+        (0, None, 2), (11, double(2, 2), 4), (34, double(4, 2), 8))
+    assert growth_plan('stack', 4, 6, 2, 90) == ((0, None, 4), (30, stack(4, 2), 6))
+    [_, (_, order, _)] = growth_plan(lambda n, block: np.r_[0:n, 0:block], 2, 4, 2, 9)
     assert json.dumps(order) == '[0, 1, 0, 1]'          # numpy's numbers are whole numbers
-    for wrong in (lambda n, block: [*range(n)], lambda n, block: [*range(n + block)]):
-        with pytest.raises(AssertionError):     # it does not grow; it copies what is not there
-            growth_plan(wrong, 8, 2, 100)
 
 
-def test_an_operator_names_layers_that_are_there():
-    with pytest.raises(AssertionError, match='names more than 2 layers'):
-        growths(lambda n_layer, block: [*range(n_layer + 1)], 2, 3, 1)
+@pytest.mark.parametrize('grow, start, end, block, message', [
+    ('double', 3, 8, 3, 'double grows to 3, 6, 12 layers, and n_layer=8 is not among these'),
+    ('lidas', 0, 32, 0, 'lidas cannot grow from 0 layers to 32 in blocks of 0'),
+    ('midas', 8, 4, 8, 'midas cannot grow from 8 layers to 4'),
+    (lambda n, block: [*range(n)], 2, 8, 2, 'does not grow a model of 2 layers'),
+    (lambda n, block: [*range(n + block)], 2, 8, 2, 'does not grow a model of 2 layers'),
+    ('lidas', 2, 8, 2, '3 steps before the decay are too few for 4 stages')])
+def test_growth_plan_refuses(grow, start, end, block, message):
+    with pytest.raises(Refused, match=message):
+        growth_plan(grow, start, end, block, 3)
+
+
+@pytest.mark.parametrize('order', [[0, -1], [0, 9], []], ids=str)
+def test_untie_refuses_layers_that_are_not_there(tiny, order):
+    with pytest.raises(Refused, match='is not made of the layers 0 to 3'):
+        untie(tiny(), order)
+
+
+@pytest.mark.parametrize('words, says', [
+    ('lidas 8 2', 'to   8 layers: 0 1 2 3 2 3 4 5'), ('lidas 32 x', 'Usage:'), ('', 'Usage:'),
+    ('lidas 5 2', 'grow: lidas grows to 2, 4, 6 layers'), ('lidas 32 0', 'grow: lidas cannot grow'),
+    ('midas 4 8', 'grow: midas cannot grow from 8 layers to 4')])
+def test_grow_command(words, says):
+    ran = subprocess.run([sys.executable, ROOT / 'grow.py', *words.split()], text=True,
+                         capture_output=True)
+    assert says in ran.stdout + ran.stderr and 'Traceback' not in ran.stderr
+    assert bool(ran.stdout) == ('to' in says and 'grow:' not in says)

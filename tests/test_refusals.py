@@ -28,7 +28,7 @@ REFUSALS = [
     (['cut', '{run}', '--untie', '--out={out}', '--untie_head'], '--untie_head is for a shape'),
     (['evaluate', '{run}'], 'does not say what it was trained on'),
     (['evaluate', 'nowhere', '--tasks=f1_triviaq'], "did you mean 'f1_triviaqa'?"),
-    (['evaluate', 'nowhere', '--tasks=looped,knowledge'], 'stands in two of looped, knowledge'),
+    (['evaluate', 'nowhere', '--tasks=wrapped,knowledge'], 'stands in two of wrapped, knowledge'),
     (['evaluate', 'nowhere', '--tasks=toy_assign/3-1'], 'toy_assign/1-3'),
     (['evaluate', 'nowhere', '--measures=log_probs'], "did you mean 'log_prob'?"),
     (['evaluate', '{run}', '--tasks=toy_copy', '--shots=-1'], '--shots=-1 must be at least 0'),

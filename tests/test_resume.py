@@ -17,13 +17,14 @@ from conftest import (at_step, bpe, by_layer, flags, left_by, log_of, ranks, ref
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common import files
-from nanodepth.model import LM, ModelConfig, Refused, seed_for
+from nanodepth.model import LM, ModelConfig, Refused
 from nanodepth.models.checkpoint import load_model
 from nanodepth.text.tokenizer import get_tokenizer
 from nanodepth.text.tokens import write_dataset
 from nanodepth.train import train
 from nanodepth.training.loader import Loader
 from nanodepth.training.optimizers import load_states
+from nanodepth.training.plan import seed_for
 
 
 def shaken(new, old):

@@ -1,23 +1,23 @@
 "retrofit.py: a pretrained model made recurrent, with a prelude, a core and a coda."
 import math
 import statistics
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import log_of, refused, same, save_run, state_of
 
-from nanodepth import retrofit
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands.cut import effective_params, params_of, scalable_start
 from nanodepth.common.errors import Refused
-from nanodepth.model import LM, ModelConfig
+from nanodepth.model import LM, ModelConfig, Pass
+from nanodepth.models.authors import AuthorsCore, authors_surgery, flops_paper, parts_of
 from nanodepth.models.checkpoint import load_model
-from nanodepth.retrofit import (Core, core_of, cut, flops_paper, new_adapter, parts_of,
-                                recurrence_curriculum, recurrent_by_hand, sample_recurrence,
-                                surgery)
+from nanodepth.retrofit import Core, core_of, parts_of_shape, ramp, sample_recurrence, surgery
 from nanodepth.text.tokenizer import get_tokenizer
 from nanodepth.train import train
+from nanodepth.training.plan import generator_for
 
 TINYLLAMA = dict(vocab_size=32000, n_layer=22, n_embd=2048, n_head=32, n_kv_head=4, ffn_dim=5632,
                  context=1024, tie_embeddings=False)
@@ -56,7 +56,7 @@ def test_the_papers_cuts(fields, shape, parts, share, flops, effective, curricul
     assert model.num_params() == sum(parts) + 8_388_608 + head
     assert tuple(flops_paper(model, r) for r in (4, 8, 16, 32)) == flops
     assert tuple(effective_params(model, r) for r in (4, 8, 16, 32)) == effective
-    kept = sum(flops_paper(model, recurrence_curriculum(t, 47_684, 32, 0.25))
+    kept = sum(flops_paper(model, ramp(t, 47_684, 32, 0.25))
                for t in range(0, 47_684, 7)) / 6_812 / flops_paper(model, 32)
     assert kept == pytest.approx(curriculum, abs=5e-4)
 
@@ -68,7 +68,7 @@ def test_our_ledger(tiny):
     model = surgery(parent, '2-2-2', inject='add')
     assert at(model, 3).flops_per_token() == parent.flops_per_token([0, 1] + [2, 3] * 3 + [4, 5])
     once = parent.flops_per_token([2, 3]) - parent.flops_per_token([])
-    linear = surgery(parent, '2-2-2', inject='linear', r=3)
+    linear = surgery(parent, '2-2-2', r=3)
     assert linear.flops_per_token() - model.flops_per_token() == 3 * 6 * 2 * 32 * 32
     assert at(model, 5, 2).flops_per_token() == parent.flops_per_token([0, 1, 4,
             5]) + 2 * once + 3 * once // 3
@@ -80,7 +80,7 @@ def test_with_one_recurrence_and_an_identity_start_it_is_its_parent(tiny, tokens
     parent = tiny(n_layer=6, **fields)
     for r in [1] if parent.config.ln_scaling else [1, 3]:       # LN-scaling sees the depth
         assert torch.equal(surgery(parent, '2-2-2', r=r)(tokens), parent(tokens))
-    add = surgery(parent, '2-2-2', inject='add', state_std=0, r=1)
+    add = surgery(parent, '2-2-2', inject='add', kind=AuthorsCore, state_std=0, r=1)
     assert torch.equal(add(tokens), parent(tokens))
     assert surgery(parent.bfloat16(), '2-2-2').adapter.weight.dtype == torch.bfloat16
 
@@ -88,14 +88,14 @@ def test_with_one_recurrence_and_an_identity_start_it_is_its_parent(tiny, tokens
 def slowly(model, tokens, r, most):
     "Logits by the paper's equations. Only the last recurrences are learned from."
     prelude, core, coda = parts_of(model)
-    e = model.run(model.embed(tokens), prelude)
-    s = core_of(model).first_state(e, 0)
-    torch.testing.assert_close(recurrent_by_hand(model, tokens, r, s), model(tokens))
+    run = Pass(model, tokens.shape[1])
+    e = run(model.embed(tokens), prelude)
+    s = core_of(model).first_state(run, e)
     for k in range(r):
-        s = model.run(model.adapter(torch.cat((s, e), -1)), core)
+        s = run(model.adapter(s, e), core)
         if k < r - most:        # neither through the state nor through e
             s = s.detach()
-    return model.head(model.norm(model.run(s, coda)))
+    return model.head(model.norm(run(s, coda)))
 
 
 def gradients(model, loss):
@@ -107,7 +107,7 @@ def gradients(model, loss):
 @pytest.mark.parametrize('inject', ['linear', 'add'])
 @pytest.mark.parametrize('r, most', [(3, 8), (5, 5), (5, 2), (4, 1)])
 def test_logits_and_gradients_are_those_of_a_detached_reference(tiny, tokens, inject, r, most):
-    model = surgery(tiny(n_layer=6), '2-2-2', inject=inject, r=r, backprop_depth=most)
+    model = authors_surgery(tiny(n_layer=6), '2-2-2', inject, Core, r=r, backprop_depth=most)
     logits = slowly(model, tokens, r, most)
     torch.testing.assert_close(model(tokens), logits, rtol=1e-4, atol=1e-5)
     expected = gradients(model, F.cross_entropy(logits.flatten(0, 1), tokens.flatten()))
@@ -134,7 +134,7 @@ def test_recurrences_that_are_computed_anew_give_the_same_gradients_from_less_me
 
 def test_under_autocast_every_weight_has_its_gradient(tiny, tokens):
     "A weight that was cast in a recurrence without a trace must be cast again."
-    model = surgery(tiny(n_layer=6), '2-2-2', inject='linear', backprop_depth=1)
+    model = authors_surgery(tiny(n_layer=6), '2-2-2', 'linear', Core, backprop_depth=1)
     found = []
     for cached in (True, False):
         with torch.autocast('cpu', torch.bfloat16, cache_enabled=cached):
@@ -145,65 +145,63 @@ def test_under_autocast_every_weight_has_its_gradient(tiny, tokens):
     assert same(*found) and all(gradient.any() for gradient in found[0].values())
 
 
-@pytest.mark.parametrize('start, std, most', [
-    ('normal', math.sqrt(2 / (5 * 32)), math.inf),
-    ('authors', 0.0087039 * 0.9866, 3 * 0.0087039)])        # at any width, of a normal cut at 3
-def test_the_first_states(start, std, most):
-    "By place, and the same in each row; or of each row; or, if they are fresh, of each forward."
-    core, e = Core([0], start=start), torch.zeros(64, 100, 32)
+@pytest.mark.parametrize('kind, std, most', [
+    (Core, math.sqrt(2 / (5 * 32)), math.inf), (AuthorsCore, math.sqrt(2 / (5 * 32)), math.inf),
+    (lambda items: AuthorsCore(items, start='authors'),     # at any width, of a normal cut at 3
+     0.0087039 * 0.9866, 3 * 0.0087039)])
+def test_first_state(kind, std, most):
+    "By place, and the same in each row; or of each row, whoever computes it."
+    core, e = kind([0]), torch.zeros(64, 100, 32)
 
-    def drawn(seeds, e, first=0):
+    def drawn(seeds, e, start=0):
         core.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        return core.first_state(e, first)
+        return core.first_state(SimpleNamespace(start=start), e)
     fixed, of_rows = drawn([], e), drawn(range(64), e)
     for s in (fixed, of_rows):
         assert s.std() == pytest.approx(std, rel=0.05) and s.abs().max() <= most
     assert torch.equal(fixed, fixed[:1].expand(64, 100, 32))
     assert torch.equal(drawn([], e[:2, :5], 80), fixed[:2, 80:85])
-    # by row, whoever computes it
     assert torch.equal(drawn([63], e[:1]), of_rows[63:])
     assert not torch.equal(of_rows[0], of_rows[1])
 
+
+def test_first_state_is_fresh_in_each_forward():
     def fresh():
-        core = Core([0], start=start, fresh=True)
-        return [core.first_state(e[:1, :4], 0) for _ in range(3)]
+        core, run = AuthorsCore([0], fresh=True), SimpleNamespace(start=0)
+        return [core.first_state(run, torch.zeros(1, 4, 32)) for _ in range(3)]
     first, again = fresh(), fresh()
     assert all(map(torch.equal, first, again))
     assert not torch.equal(first[0], first[1]) and not torch.equal(first[1], first[2])
 
 
-def test_the_first_states_by_hand(monkeypatch):
-    "They are drawn in pieces of 64 places, so many as are read, and smaller where a model is wide."
-    pieces, real = [], retrofit.fixed_noise
-    monkeypatch.setattr(retrofit, 'fixed_noise', lambda *how: pieces.append(how[1]) or real(*how))
-    whole = torch.randn(128, 32, generator=torch.Generator().manual_seed(0)) * Core([0]).std(32)
-    assert torch.equal(Core([0]).first_state(torch.zeros(1, 100, 32), 0)[0], whole[:100])
-    wide = Core([0]).first_state(torch.zeros(1, 200, 640), 0)
-    assert wide.std().item() == pytest.approx(math.sqrt(2 / 3200), rel=0.02) and pieces == [2, 4]
-    assert 0.9 / 8 < new_adapter(32, 'authors').weight.abs().max() <= 1 / 8     # 1 / sqrt(2 * 32)
+def test_authors_adapter_begins_as_torch_begins_one(tiny):
+    torch.manual_seed(3)
+    model = authors_surgery(tiny(), '1-2-1')
+    assert 0.9 / 8 < model.adapter.weight.abs().max() <= 1 / 8      # 1 / sqrt(2 * 32)
 
 
 @pytest.mark.parametrize('mean, variance, median', [(4, 8.544, 4), (32, 322.842, 29)])
 def test_the_poisson_lognormal(mean, variance, median):
-    drawn = [sample_recurrence(mean, step, seed=3) for step in range(4000)]
+    sample = lambda seed, step: sample_recurrence(mean, generator_for(seed, 'recurrence', step))
+    drawn = [sample(3, step) for step in range(4000)]
     assert statistics.mean(drawn) == pytest.approx(mean + 1, abs=4 * math.sqrt(variance / 4000))
     assert abs(statistics.median(drawn) - median) <= 1 + mean // 16 and min(drawn) >= 1
     assert statistics.variance(drawn) == pytest.approx(variance, rel=0.25)
-    assert drawn[:50] != [sample_recurrence(mean, step, seed=4) for step in range(50)]
+    assert drawn[:50] != [sample(4, step) for step in range(50)]
 
 
 def test_the_curriculum():
     "3,125 of 6,250 steps to 32: 32 steps of the staircase of 97.66 steps each."
-    table = [recurrence_curriculum(t, 6250, 32, 0.5) for t in range(6250)]
+    table = [ramp(t, 6250, 32, 0.5) for t in range(6250)]
     assert table == sorted(table) and {*table} == {*range(1, 33)}
     assert table[3124:] == [32] * (6250 - 3124)
     assert [table.count(k) for k in (1, 2, 3)] == [97, 98, 97]
-    slow = [recurrence_curriculum(t, 6250, 32, 0.5, '1-sqrt') for t in range(6250)]
+    slow = [ramp(t, 6250, 32, 0.5, '1-sqrt') for t in range(6250)]
     assert slow == sorted(slow) and all(a <= b for a, b in zip(slow, table))
     assert slow[1500] < 12 and slow[3124] == 32
-    assert {recurrence_curriculum(t, 100, 7, 0) for t in range(100)} == {7}
+    assert {ramp(t, 100, 7, 0) for t in range(100)} == {7}
     # a whole number stays that: 4 x 0.25 is one, and not two
-    assert [recurrence_curriculum(t, 8, 4, 1.0) for t in range(8)] == [1, 1, 2, 2, 3, 3, 4, 4]
+    assert [ramp(t, 8, 4, 1.0) for t in range(8)] == [1, 1, 2, 2, 3, 3, 4, 4]
 
 
 def test_it_trains_in_the_curriculum_and_every_row_and_step_begins_elsewhere(config, recurrent,
@@ -215,13 +213,14 @@ def test_it_trains_in_the_curriculum_and_every_row_and_step_begins_elsewhere(con
                recurrence=4, backprop_depth=3)
     train(c)
     log = [line for line in log_of(c) if 'r' in line]
-    means = [recurrence_curriculum(step, 8, 4, 0.9) for step in range(8)]
-    assert [line['r'] for line in log] == [sample_recurrence(mean, step, 0)
-                                           for step, mean in enumerate(means)]
+    means = [ramp(step, 8, 4, 0.9) for step in range(8)]
+    assert [line['r'] for line in log] == [
+        sample_recurrence(mean, generator_for(0, 'recurrence', step))
+        for step, mean in enumerate(means)]
     assert [line['backprop_depth'] for line in log] == [min(3, mean) for mean in means]
     state, model = state_of(c), load_model(c.out_dir)
-    assert core_of(model).settings() == state['order'][2]['settings'] == dict(
-        r=4, backprop_depth=3, start='normal', state_std=None, fresh=False)
+    assert core_of(model).settings() == state['order'][2]['settings'] == dict(r=4,
+                                                                              backprop_depth=3)
     assert state['flops'] == sum(4 * 16 * at(model, line['r'], line['backprop_depth']
                                              ).flops_per_token() for line in log)
     assert state['inherited_flops'] == 7
@@ -264,16 +263,16 @@ def test_the_command(tiny, data, tmp_path, capsys):
         nanodepth('cut', [str(tmp_path / 'scaled'), shape, f'--out={tmp_path / name}', *more])
     with torch.no_grad():
         assert torch.allclose(load_model(tmp_path / 'all')(tokens), scaled(tokens), atol=1e-5)
-        x = scaled.embed(tokens)
+        x, run = scaled.embed(tokens), Pass(scaled, 9)
         for depth in (0, 3, 4, 5):
-            x = scaled.run(x, [depth], depth)
+            x = run(x, [depth], depth)
         assert torch.allclose(load_model(tmp_path / 'some')(tokens), scaled.head(scaled.norm(x)),
                               atol=1e-5)
     nanodepth('cut', [str(tmp_path / 'scaled'), '1-1-1', '--scratch', f'--out={tmp_path / "new"}'])
     assert load_model(tmp_path / 'new').config.ln_scaling
     scaled.order = [0, 1, 1, 2, 3, 4, 5]
     looped = save_run(tmp_path / 'looped', scaled, data)
-    assert 'untie a looped model' in refused(capsys, 'cut', looped, '1-1-1',
+    assert 'runs each of its layers once' in refused(capsys, 'cut', looped, '1-1-1',
                                              f'--out={tmp_path / "no"}')
     (base / 'run.json').unlink()
     assert 'does not say which tokenizer it reads' in refused(capsys, 'cut', base, '2-2-1',
@@ -298,10 +297,15 @@ def test_what_no_core_does(tiny, tokens):
     core, cache = surgery(model, '1-2-1', r=2), {}
     core(tokens, cache=cache)
     for call, message in (
-            (lambda: at(core, 3)(tokens, cache=cache), 'was filled by another order or r'),
+            (lambda: at(core, 3)(tokens, cache=cache), 'this cache was filled by the order'),
             (lambda: at(core, 0)(tokens), 'r=0, backprop_depth=8: both are at least 1'),
             (lambda: model(tokens, order=[0, Core([1])]), 'a Core needs an adapter'),
-            (lambda: cut('2-0-2', 22), 'has no core, or more layers'),
-            (lambda: cut('4-9-10', 22), 'more layers than the 22 of the model')):
+            (lambda: surgery(model, ([0], [], [3])), 'has no layer in its core'),
+            (lambda: surgery(model, ([0], [9], [3])), 'is not made of the layers 0 to 3'),
+            (lambda: surgery(model, '1-2-1', inject='linear'), 'inject=linear: identity or add'),
+            (lambda: ramp(0, 9, 4, 0.5, 'steep'), 'curriculum_shape=steep'),
+            (lambda: parts_of_shape('4-8', 22), 'is not three numbers of layers'),
+            (lambda: parts_of_shape('2-0-2', 22), 'has no layer in its core'),
+            (lambda: parts_of_shape('4-9-10', 22), 'more layers than the 22 of the model')):
         with pytest.raises(Refused, match=message):
             call()

@@ -30,7 +30,7 @@ from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import evaluate, sweep
 from nanodepth.common.errors import Refused
 from nanodepth.common.whose import is_ours
-from nanodepth.looping.orders import looped
+from nanodepth import wrapped
 from nanodepth.model import Span
 from nanodepth.models import checkpoint
 from nanodepth.models.hf import as_theirs, Hooked
@@ -46,7 +46,7 @@ from nanodepth.text.tokenizer import get_tokenizer, keep_tokenizer, write_tokeni
 from nanodepth.text.tokens import write_dataset
 from nanodepth.common.options import read
 from nanodepth.training.loader import Loader
-from nanodepth.wrapper import rk, Window
+from nanodepth.wrapper import Window
 
 lm_eval = pytest.importorskip('lm_eval')
 from lm_eval.models.huggingface import HFLM
@@ -66,12 +66,12 @@ def written(command, out, *argv):
 
 def test_each_kind_of_model_runs_in_its_ways_and_is_restored(tiny):
     ours = tiny(n_layer=4)
-    core, five = (surgery(tiny(n_layer=5), '1-2-2', r=r, inject='linear') for r in (2, 5))
-    nested = surgery(tiny(n_layer=5), '1-2-2', inject='linear')
+    core, five = (surgery(tiny(n_layer=5), '1-2-2', r=r) for r in (2, 5))
+    nested = surgery(tiny(n_layer=5), '1-2-2')
     nested.order = [0, Span(nested.order[1:])]
     theirs, alibi = family('gemma3_text'), family('bloom')
-    book = tiny(n_layer=4, order=[0, Window([1, 2], rk, K=3), 3])
-    within = tiny(n_layer=4, order=[0, Window([Window([1], rk, K=3), 2], rk, K=2), 3])
+    book = tiny(n_layer=4, order=[0, Window([1, 2], K=3), 3])
+    within = tiny(n_layer=4, order=[0, Window([Window([1], K=3), 2], K=2), 3])
     for model, way, by_hand, cost in (
             (alibi, Way(window='2-3', solver='naive', K=3), lambda: in_window(alibi, (2, 3)), 10),
             (book, Way(), lambda: in_window(ours, (1, 2), 'rk'), 8),
@@ -81,7 +81,8 @@ def test_each_kind_of_model_runs_in_its_ways_and_is_restored(tiny):
             (ours, Way(loop=[3, 0, 0]), lambda: ours(TOKENS, order=[3, 0, 0]), 3),
             (core, Way(r=5), lambda: logits(five, TOKENS), 1 + 2 * 5 + 2),
             (nested, Way(r=5), lambda: logits(five, TOKENS), 1 + 2 * 5 + 2),
-            (theirs, Way(loop='2-2x3-2'), lambda: in_window(theirs, (2, 3)), 10),
+            (theirs, Way(window='2-3', K=2, mode='layer'), lambda: in_window(
+                theirs, (2, 3), 'rk', 2, mode='layer'), 8),
             (ours, Way(window='1-2', solver='naive', K=3), lambda: in_window(ours, (1, 2)), 8)):
         before = logits(model, TOKENS)
         with way.apply(model):
@@ -89,12 +90,15 @@ def test_each_kind_of_model_runs_in_its_ways_and_is_restored(tiny):
         assert torch.equal(inside, by_hand()), str(way)
         assert torch.equal(logits(model, TOKENS), before), str(way)
         assert way.cost(model) == cost, str(way)
-    with pytest.raises(Refused, match='--loop=2x2 is for ordinary models'):
-        Way(loop='2x2').apply(core)
+    for model, way, message in ((core, Way(loop='2x2'), 'a recurrent core is run more often by r'),
+                                (ours, Way(r=2), 'is for models with a recurrent core'),
+                                (theirs, Way(loop='2-2x3-2'), 'run in their own order')):
+        with pytest.raises(Refused, match=message):
+            way.apply(model)
 
 
-def in_window(model, window, solver='naive'):
-    with looped(model, window, solver, 3):
+def in_window(model, window, solver='naive', K=3, **how):
+    with wrapped(model, window, solver, K, **how):
         return logits(model, TOKENS)
 
 
@@ -107,8 +111,10 @@ def test_options_become_ways_as_users_type_them():
         '--window=mid4 --K=2 --T=1.5', '--window=0.5 --K=2 --T=1.5']
     assert given('--window=mid4', '--K=3', '--beta=0.3', '--decode=bypass') == [
         '--window=mid4 --K=3 --beta=0.3 --decode=bypass']
-    assert given('--solver=rk,euler(alphas=[0.5,0.25])', '--K=2') == [      # its commas are its own
-        '--solver=rk --K=2', '--solver=euler(alphas=[0.5,0.25]) --K=2']
+    assert given('--solver=heavy_ball', '--K=2', '--alpha=0.4') == [
+        '--solver=heavy_ball --K=2 --alpha=0.4']
+    assert given('--solver=anderson', '--m=1,2', '--pin=true') == [
+        '--solver=anderson --m=1 --pin=True', '--solver=anderson --m=2 --pin=True']
     # named twice, it is one way: else its rows would be taken for those of two seeds
     assert given('--window=mid4', '--K=2,2', '--T=1,1.0') == ['--window=mid4 --K=2 --T=1']
     orders = [list(o) for n in (1, 2, 3) for o in product(range(4), repeat=n)]
@@ -357,16 +363,12 @@ def test_a_note_is_of_all_that_decides_a_measure(run, tmp_path, data, monkeypatc
     edit(tmp_path / 'mix/mixture.json', '{"a": 0.9, "b": 0.1}', '{"a": 0.1, "b": 0.9}',
          data=str(tmp_path / 'mix'))
     edit(data / 'val.json', (data / 'val.json').read_text().replace('"fifth"', '"other"'))
-    again = tmp_path / 'own/again.py'
-    edit(again, 'x = 1', 'x = 10', classes=again)
-    again.write_text('from beside import x')
-    edit(tmp_path / 'own/beside.py', 'x = 1', 'x = 10', classes=again)
     monkeypatch.setattr(package, '__file__', str(tmp_path / 'package/__init__.py'))
     monkeypatch.setattr(package, 'ROOT', tmp_path / 'book')
     monkeypatch.setattr(rows_file, 'EVALS', tmp_path / 'evals')
     helper = SimpleNamespace(__file__=str(tmp_path / 'mine/helper.py'))
     monkeypatch.setitem(sys.modules, 'helper', helper)      # of a measure of one's own
-    for file in ('package/looping/solvers.py', 'book/training/plan.py', 'evals/_included',
+    for file in ('package/wrapping/solvers.py', 'book/training/plan.py', 'evals/_included',
                  'mine/helper.py'):
         edit(tmp_path / file, 'x = 1', 'x = 10')
     for version in '12':
@@ -374,7 +376,7 @@ def test_a_note_is_of_all_that_decides_a_measure(run, tmp_path, data, monkeypatc
             SimpleNamespace(name='lm_eval', version=version)])
         marks.append(mark())
     monkeypatch.setattr(rows_file, 'BEGAN', 1)      # another process: code has been edited since
-    assert len({*marks, mark()}) == len(marks) + 1 == 34
+    assert len({*marks, mark()}) == len(marks) + 1 == 30
 
 
 def test_all_models_get_rows_of_one_size(run, tmp_path, tiny, data, capsys):
@@ -691,8 +693,7 @@ def assert_one_score(model):
 @pytest.mark.parametrize('way', [
     Way(), Way(loop=[0, 1, 1, 2, 3, 2]), Way(window='1-2', solver='naive', cache='last'),
     Way(window='1-2', K=6, decode='bypass'),
-    Way(window='1-2', solver='layer_anchored_frozen'),
-    Way(window='1-2', solver='euler(tol=0.1)'), Way(window='1-2', solver='anderson'),
+    Way(window='1-2', solver='euler', mode='layer'), Way(window='1-2', solver='anderson'),
     Way(loop=[0, Window([1, 2], 'anderson'), 3])], ids=str)
 def test_a_question_has_one_score_whatever_stands_beside_it(tiny, way):
     model = tiny(vocab_size=257, context=64, n_kv_head=2, ln_scaling=True)
@@ -701,7 +702,7 @@ def test_a_question_has_one_score_whatever_stands_beside_it(tiny, way):
 
 
 def test_and_so_it_has_in_a_recurrent_model_and_in_other_families(gemma, tiny):
-    assert_one_score(surgery(tiny(vocab_size=257, context=64), '1-2-1', inject='linear'))
+    assert_one_score(surgery(tiny(vocab_size=257, context=64), '1-2-1'))
     with Way(window='1-2', K=3).apply(gemma[1]):
         assert_one_score(Hooked(gemma[1]))
     rope = dict(rope_type='longrope', rope_theta=1e4, short_factor=[1.] * 4, long_factor=[3.] * 4)

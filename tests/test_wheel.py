@@ -9,7 +9,7 @@ import torch
 from conftest import ROOT
 from families import tiny as family
 
-from nanodepth import BOOK, file_of, looped
+from nanodepth import BOOK, file_of, wrapped
 
 # files of somebody else, with all the names that ours once hid or were hidden by
 THEIRS = ('model.py', 'train.py', 'loop.py', 'common.py', 'data/__init__.py', 'tools/__init__.py',
@@ -27,7 +27,7 @@ assert nanodepth.wrapper.Span is nanodepth.model.Span
 import torch
 from transformers import AutoModelForCausalLM
 llama = AutoModelForCausalLM.from_pretrained('llama')
-with torch.no_grad(), nanodepth.looped(llama, (1, 2), 'rk', 3):
+with torch.no_grad(), nanodepth.wrapped(llama, (1, 2), 'rk', 3):
     torch.save(llama(torch.arange(12)[None]).logits, 'logits.pt')
 print(nanodepth.__file__)
 """
@@ -63,7 +63,7 @@ def test_a_wheel_is_complete_and_works_beside_files_of_the_same_names(data, tmp_
         (theirs / name).write_text('mine = 1\n')
     llama.save_pretrained(theirs / 'llama')
     assert python(theirs, site, '-c', BESIDE).strip() == str(site / 'nanodepth/__init__.py')
-    with torch.no_grad(), looped(llama, (1, 2), 'rk', 3):
+    with torch.no_grad(), wrapped(llama, (1, 2), 'rk', 3):
         here = llama(torch.arange(12)[None]).logits
     assert torch.equal(torch.load(theirs / 'logits.pt'), here)
     python(theirs, site, '-m', 'nanodepth', 'train', 'config/lidas.py', f'--data={data}', *SMALL)

@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from model import LM, ModelConfig, Refused, Span, require, spans_in
-from retrofit import Core, core_of, new_adapter
+from retrofit import Adapter, Add, core_of
 from training.machine import RANK, SIZE
-from wrapper import Window
+import wrapper      # noqa: F401   (a checkpoint may have its Window)
 
 UNREADABLE = ('no checkpoint of this run could be read again: an optimizer or a Span of yours '
               'keeps functions, or numbers of numpy')
@@ -49,25 +49,25 @@ def refuse_unreadable(order, optimizers):
     try:
         torch.save([written(order), *(each.state_dict() for each in optimizers)], file)
         file.seek(0)
-        classes = [type(span) for span in spans_in(order)]
-        again = read_order(torch.load(file, weights_only=True)[0], classes)
+        again = read_order(torch.load(file, weights_only=True)[0])
     except (pickle.PickleError, AttributeError) as error:
         raise Refused(UNREADABLE) from error
-    require([type(span) for span in spans_in(again)] == classes,
-            "a Span that is none of the book's has the name of one of them")
+    require([*map(type, spans_in(again))] == [*map(type, spans_in(order))],
+            'the class of a Span was defined again since')
 
 
-def load(folder, classes=()):
-    "(the model of a checkpoint, what else that says). classes: of Spans that are not ours."
+def load(folder):
+    "(the model of a checkpoint, what else that says)."
     path = Path(folder) if Path(folder).is_file() else Path(folder) / 'ckpt.pt'
     require(path.exists(), f'there is no run in {folder}: {path} is not there')
     # mapped, but on Windows, where a mapped file could not be replaced
     saved = torch.load(path, map_location='cpu', weights_only=True, mmap=os.name == 'posix')
     model = LM(ModelConfig(**saved['model_config']))
-    model.order = read_order(saved['order'], classes)
-    has_weights = 'adapter.weight' in saved['model']    # also if its order has no Core any more
-    if has_weights or core_of(model):
-        model.adapter = new_adapter(model.config.n_embd, 'identity' if has_weights else 'add')
+    model.order = read_order(saved['order'])
+    if 'adapter.weight' in saved['model']:      # also if its order has no Core any more
+        model.adapter = Adapter(model.config.n_embd)
+    elif core_of(model):
+        model.adapter = Add()
     model.load_state_dict(saved.pop('model'))
     return model, saved
 
@@ -89,18 +89,32 @@ def written(order):
             for item in order]
 
 
-def read_order(items, classes):
-    "The order that `written` gave. No code comes from a file: Spans of others are given to it."
-    known = {each.__name__: each for each in (*classes, Span, Core, Window)}
+def read_order(items):
+    "The order that `written` gave."
     order = []
     for item in items:
         if not isinstance(item, int):
-            name = item['step']
-            require(name in known, f'the class {name} of a Span is needed: training takes it from '
-                    "a config's order, other commands from --classes=FILE.py")
-            item = known[name](read_order(item['items'], classes), **item['settings'])
+            kind, within = span_class(item['step']), read_order(item['items'])
+            try:
+                item = kind(within, **item['settings'])
+            except TypeError as error:
+                raise Refused(f'a {item["step"]} is not made with these settings (any more): '
+                              f'{error}') from None
         order.append(item)
     return order
+
+
+def span_class(name):
+    """The class of Spans with this name. Whoever has one of their own has imported it: no code is
+    run because a checkpoint names it."""
+    classes = [Span]
+    for each in classes:
+        classes += each.__subclasses__()
+    classes = [each for each in classes if each.__name__ == name]
+    require(classes, f'the class {name} of a Span is needed: import its file (docs/EXTEND.md)')
+    files = {getattr(each, 'file', None) for each in classes}
+    require(len(files) == 1, f'Spans of several files are called {name}: {files}')
+    return classes[-1]          # of a notebook's cell that was run again, the last one
 
 
 @contextlib.contextmanager

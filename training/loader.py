@@ -19,7 +19,8 @@ import torch
 import torch.distributed as dist
 from numpy.lib.stride_tricks import sliding_window_view
 
-from model import require, seed_for
+from model import require
+from training.plan import seed_for
 from training.machine import RANK, SIZE
 from training.settings import find
 

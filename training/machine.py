@@ -98,7 +98,7 @@ def wrap(machine, model):
     # DDP has to look for what an order leaves out. On CPUs it always looks, and averages by a hook:
     # without both its first step rounds in another way, and so would a resumed run.
     runs_all = {*unrolled(model.order)} == {*range(len(model.layers))}
-    runs_all &= hasattr(model, 'adapter') == bool(core_of(model))
+    runs_all &= bool(model.adapter) == bool(core_of(model))
     with warnings.catch_warnings(action='ignore', category=FutureWarning):      # DDP's own
         wrapped = DistributedDataParallel(
             model, broadcast_buffers=False, gradient_as_bucket_view=True,

@@ -1,9 +1,11 @@
 "What is measured of a model: its validation loss, and the answers that it gets right."
+import copy
+
 import torch
 import torch.nn.functional as F
 
+from loop import in_order
 from model import require
-from retrofit import core_of
 from training.loader import BEGINS
 from training.machine import gathered
 
@@ -12,9 +14,8 @@ from training.machine import gathered
 def measure(run, metric=None):
     "What the log says of a run's model: the validation loss, right answers, a metric of its own."
     model, val, machine, c = run.model, run.data['val'], run.machine, run.c
-    if core := core_of(model):
-        core.rewind()           # so that each measurement draws the same first states
-    with machine.autocast():
+    # What a Span keeps of a forward, such as how many there were, is forgotten afterwards.
+    with machine.autocast(), in_order(model, copy.deepcopy(model.order)):
         sums = sum(of_batch for of_batch, *_ in validate(model, val, c.eval_batches, c.grad_accum))
         sums = gathered(machine, sums.flatten().tolist()).sum(0).view_as(sums)
         (loss, tokens, _, _), *of_kinds = sums.tolist()

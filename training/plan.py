@@ -9,10 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Literal, NamedTuple
 
+import torch
+
 from grow import Stage, growth_plan
 from loop import fit_loop
 from model import ModelConfig, Span, require, unrolled
-from retrofit import core_of, recurrence_curriculum, sample_recurrence
+from retrofit import core_of, ramp, sample_recurrence
 
 
 @dataclass
@@ -110,22 +112,31 @@ def plan(c, step):
         data, batch = 'cooldown_data', step - first_of_decay
     r = backprop_depth = None
     if c.recurrence:
-        mean_r = recurrence_curriculum(step, c.steps, c.recurrence, c.curriculum,
-                                       c.curriculum_shape)
-        r = sample_recurrence(mean_r, step, c.seed)
-        most = recurrence_curriculum(step, c.steps, c.backprop_depth, c.backprop_curriculum)
+        mean_r = ramp(step, c.steps, c.recurrence, c.curriculum, c.curriculum_shape)
+        r = sample_recurrence(mean_r, generator_for(c.seed, 'recurrence', step))
+        most = ramp(step, c.steps, c.backprop_depth, c.backprop_curriculum)
         backprop_depth = min(most, mean_r)      # as the authors: not through more than the mean
     order = fit_loop(loop, stage.n_layer) if loop else c.order
-    return Plan(step, rate(c, step), stage.n_layer, stage.grown_from, order, data, batch, r,
+    return Plan(step, rate(c, step), stage.n_layer, stage.order, order, data, batch, r,
                 backprop_depth)
+
+
+def seed_for(seed, purpose, step=0):
+    "63 bits. Each draw of training is a function of these three, so no generator is ever saved."
+    digest = hashlib.blake2b(f'{seed} {purpose} {step}'.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, 'big') >> 1
+
+
+def generator_for(seed, purpose, step=0, device='cpu'):
+    return torch.Generator(device).manual_seed(seed_for(seed, purpose, step))
 
 
 def stages(c):
     "The Stages of a run: one, if it never grows. The first says how deep a new model is."
     if not c.grow:
         return [Stage(0, None, c.n_layer)]
-    return growth_plan(c.grow, c.n_layer, c.grow_block, c.steps - c.decay_steps, c.grow_alpha,
-                       c.grow_from)
+    return growth_plan(c.grow, c.grow_from or c.grow_block, c.n_layer, c.grow_block,
+                       c.steps - c.decay_steps, c.grow_alpha)
 
 
 def model_config(c, n_layer, n_vocab):

@@ -33,20 +33,20 @@ from nanodepth.commands.train import planned
 from nanodepth.common.errors import Refused, check_choice, nearest, refusing, say
 from nanodepth.common.files import checkpoint_file, hash_of, read_run
 from nanodepth.common.options import config_file, read
-from nanodepth.looping import solvers
-from nanodepth.model import require, spans_in
-from nanodepth.models import checkpoint
+from nanodepth.model import require
+from nanodepth.models import authors, checkpoint
 from nanodepth.report.contrasts import is_same
 from nanodepth.report.logs import kinds_of, log_of
 from nanodepth.report.plot import draw_runs, show
 from nanodepth.report.printed import print_differences
 from nanodepth.report.tables import of_one_kind, write_csv
-from nanodepth.scoring.rows import Asked, Subject, files_of, measures_of, stamps
+from nanodepth.scoring.rows import READ, Asked, Subject, files_of, measures_of, stamps
 from nanodepth.scoring.way import Way, Ways, read_ways
 from nanodepth.training.checkpoint import as_written, load
 from nanodepth.training.loader import folders_of, open_data, parts_of
 from nanodepth.training.plan import FREE, Config, refuse_another_run, resolved
 from nanodepth.training.settings import as_kind, find
+from nanodepth.wrapping import solvers
 
 
 @dataclass(kw_only=True)
@@ -86,7 +86,7 @@ def read_options(argv):
         return replace(options, arms=dict(zip(names, options.lines)))
     file = options.lines[0]
     try:
-        values = config_file(file, own, checkpoint.BROUGHT_BY)
+        values = config_file(file, own, READ)
         require(values.get('arms'), 'it gives none')
     except Refused as error:
         raise Refused(f'{file} is no file of arms ({error}): to compare two configs, name two')
@@ -213,7 +213,8 @@ class Arms(dict):
         what they import. What it begins from counts, too: {name} in a line is such a folder, and of
         any other parent the files are read. Of an arm with another one's FLOPs the steps count, and
         not the other one, as soon as they are known."""
-        files = {*map(nanodepth.file_of, nanodepth.BOOK), Path(solvers.__file__)}
+        files = {*map(nanodepth.file_of, nanodepth.BOOK), Path(solvers.__file__),
+                 Path(authors.__file__)}
         config, _ = self.config(name, seed, files)
         made = [self.folder(other, seed) for other in self[name].begins]
         if not self[name].is_cut:
@@ -421,7 +422,7 @@ def is_whole(folder, config):
     "Has this run ended? One whose settings or plan were others is refused, as train.py does."
     if not checkpoint_file(folder).exists():
         return False
-    model, saved = load(folder, {type(span) for span in spans_in(config.order or ())})
+    model, saved = load(folder)
     if config.init_from:        # the letters have it, wherever these folders are now
         config = replace(config, init_from=saved['config']['init_from'])
     config = resolved(config, model, saved)
@@ -474,9 +475,8 @@ def train(words, folder):
 
 def ask(options, arms, name, seed, folder, ways, first):
     "(the Subject of a run, its rows). Where a later arm alone cannot be asked, it is left out."
-    classes = {*map(type, spans_in(arms.config(name, seed)[0].order or ()))}
     try:
-        subject = Subject(folder, options, first, classes=classes)
+        subject = Subject(folder, options, first)
         return subject, subject.rows(ways, folder / 'notes.jsonl', group=name, run=f'{name}-{seed}',
                                      steps=subject.state['step'],
                                      flops=checkpoint.spent_on(subject.state))

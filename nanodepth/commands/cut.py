@@ -17,16 +17,18 @@ from nanodepth.common.options import read
 from nanodepth.common.whose import copy_licence
 from nanodepth.grow import untie
 from nanodepth.model import spans_in, unrolled
-from nanodepth.models.checkpoint import Brought, cost_of, data_of, open_path, spent_on
+from nanodepth.models.authors import AuthorsCore, authors_surgery, flops_paper, parts_of
+from nanodepth.models.checkpoint import Positive, cost_of, data_of, open_path, spent_on
 from nanodepth.models.hf import fold_scales
 from nanodepth.report.tables import columns
-from nanodepth.retrofit import core_of, cut, flops_paper, parts_of, seed_for, surgery
+from nanodepth.retrofit import Core, core_of, parts_of_shape
 from nanodepth.text.tokenizer import keep_tokenizer
 from nanodepth.training.checkpoint import save
+from nanodepth.training.plan import seed_for
 
 
 @dataclass
-class Options(Brought):
+class Options(Positive):
     run: str           # a folder that train.py wrote, or a Hugging Face checkpoint
     shape: str | None = None            # layers of prelude, core and coda, such as 2-4-2
     untie: bool = False         # instead: of a looped run, give each of its layers its own weights
@@ -63,7 +65,7 @@ def scalable_start(model):
 
 def choose_layers(options, parent):
     "(prelude, core, coda), as lists of the parent's layers."
-    parts = cut(options.shape, len(parent.layers))
+    parts = parts_of_shape(options.shape, len(parent.layers))
     if options.layers:
         sizes = [len(part) for part in parts]
         with refusing(ValueError, why=lambda error: f'--layers: {error}'):
@@ -91,10 +93,13 @@ def operate(options, target, folder):
     if parent.config.ln_scaling and is_plain and not options.scratch:
         parent = fold_scales(parent)        # else a layer got the scale of its new depth
     torch.manual_seed(seed_for(options.seed, 'retrofit'))
-    zero = options.start == 'zero'
-    model = surgery(parent, parts, options.inject, r=options.recurrence,
-                    backprop_depth=options.backprop_depth, fresh=options.fresh,
-                    start='normal' if zero else options.start, state_std=0.0 if zero else None)
+    how = dict(r=options.recurrence, backprop_depth=options.backprop_depth)
+    kind = Core
+    if options.fresh or options.start != 'normal':
+        kind, zero = AuthorsCore, options.start == 'zero'
+        how |= dict(fresh=options.fresh, start='normal' if zero else options.start,
+                    state_std=0.0 if zero else None)
+    model = authors_surgery(parent, parts, options.inject, kind, **how)
     if options.scratch:
         scalable_start(model)
     print_parts(model, parent, parts, options.dense)
@@ -162,7 +167,7 @@ def main(argv=None):
         raise Refused('give a shape, such as 2-4-2, or --untie')
     if options.dense and options.scratch:
         raise Refused('--dense keeps weights, --scratch none: train.py makes a new ordinary model')
-    own = 'run', 'shape', 'untie', 'out', 'classes'
+    own = 'run', 'shape', 'untie', 'out'
     others = [each.name for each in fields(Options)
               if each.name not in own and getattr(options, each.name) != each.default]
     if options.untie and others:

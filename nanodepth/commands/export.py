@@ -17,6 +17,7 @@ from nanodepth.model import unrolled
 from nanodepth.models.checkpoint import load_model
 from nanodepth.models.hf import save_hf
 from nanodepth.models.hf_recurrent import save_raven
+from nanodepth.models.authors import AuthorsCore
 from nanodepth.retrofit import core_of
 from nanodepth.scoring.way import Ways, read_way
 
@@ -34,9 +35,9 @@ class Options(Ways):
 def main(argv):
     options = read(Options, argv, ['run', 'target'])
     way = read_way(options)
-    if way.span:
-        raise Refused(f'{way}: a checkpoint holds layers and their order, and no code that loops a '
-                      'window: from nanodepth import looped')
+    if way.wrapped:
+        raise Refused(f'{way}: a checkpoint holds layers and their order, and no code that runs a '
+                      'window: from nanodepth import wrapped')
     with new_folder(options.target) as folder:
         model = load_model(options.run)
         if options.fresh and not core_of(model):
@@ -59,8 +60,9 @@ def some_logits(model):
     n = min(16, model.config.context)
     tokens = torch.randint(model.config.vocab_size, (1, n),
                            generator=torch.Generator().manual_seed(0))
-    core = core_of(model) or SimpleNamespace(fresh=False)
-    drawn, core.fresh = core.fresh, False           # with fresh noise no two forwards are equal
+    core = core_of(model) or SimpleNamespace()
+    drawn = getattr(core, 'fresh', False)
+    core.fresh = False                              # with fresh noise no two forwards are equal
     logits = model(tokens).float()
     core.fresh = drawn
     return logits
@@ -102,13 +104,21 @@ def compare_text(model, folder):
                       'transformers is this?')
 
 
+def fresh_core(core):
+    "The Core with another first state in each forward."
+    settings = dict(start='normal') | core.settings() | dict(fresh=True)
+    return AuthorsCore(core.items, **settings)
+
+
 def export(options, model, folder):
     "A model of ours, written into a folder that will have the target's name."
     about = dict(parent=Path(options.run).name, order=' '.join(map(str, unrolled(model.order))))
     if core := core_of(model):
-        core.fresh = core.fresh or options.fresh
+        if options.fresh:
+            model.order = [fresh_core(item) if item is core else item for item in model.order]
+            core = core_of(model)
         ours = save_raven(model, folder, tokenizer=options.run, about=about)
-        if not core.fresh:         # with fresh noise no two texts are equal
+        if not getattr(core, 'fresh', False):       # with fresh noise no two texts are equal
             compare_text(model, folder)
         print(f"{options.target}: in the authors' format (huginn_raven); load_model opens it, and "
               'transformers with trust_remote_code=True')

@@ -19,7 +19,7 @@ from nanodepth.common.errors import Refused, check_choice
 from nanodepth.common.files import replace
 from nanodepth.common.options import read
 from nanodepth.common.whose import device_of
-from nanodepth.model import unrolled
+from nanodepth.model import spans_in, unrolled
 from nanodepth.models.checkpoint import OURS, kind_of, named_models
 from nanodepth.models.hf import config_of, lacking
 from nanodepth.models.hf_recurrent import FAMILY
@@ -131,7 +131,7 @@ def depth_score(c):
 def heatmap(c, part):
     rows = []
     for future, propagate in itertools.product((True, False), repeat=2):
-        if not propagate and not probe.plain_order(c.model):
+        if not propagate and spans_in(c.model.order):
             continue            # an adapter's output is no sum of earlier updates
         setting = (f'{"future" if future else "all"} tokens, '
                    f'{"propagated" if propagate else "local"}')
@@ -269,7 +269,7 @@ def main(argv=None):
     options = read(Options, argv, ['models'])
     rows = {name: [] for name in chosen(options.only)}
     way = read_way(options)
-    if way.span:
+    if way.wrapped:
         raise Refused(f'{way}: the probes look at each layer as it is, so they take --loop and '
                       '--r, and no window')
     paths = named_models(options.models)

@@ -10,10 +10,10 @@ import torch
 from nanodepth.common.options import read
 from nanodepth.model import unrolled
 from nanodepth.models.checkpoint import open_any, pick_device
-from nanodepth.retrofit import seed_for
 from nanodepth.scoring.likelihoods import encode
 from nanodepth.scoring.way import Ways, read_way
 from nanodepth.text.tokenizer import get_tokenizer, readable
+from nanodepth.training.plan import seed_for
 
 
 @dataclass(kw_only=True)

@@ -13,15 +13,15 @@ import numpy as np
 from nanodepth.common.errors import Refused
 from nanodepth.common.options import read
 from nanodepth.loop import repeat_block
-from nanodepth.looping.layers import pick_window
-from nanodepth.looping.orders import depth_of, order_of
-from nanodepth.model import spans_in, unrolled
+from nanodepth.model import spans_in
 from nanodepth.models.checkpoint import named_models
 from nanodepth.report.printed import print_tables
 from nanodepth.report.tables import UNITS, mean, named_after, number, where, write_csv
 from nanodepth.retrofit import core_of
 from nanodepth.scoring.rows import Asked, Subject, notes_beside
 from nanodepth.scoring.way import ALONE, Way, Ways, read_ways
+from nanodepth.wrapper import pick_window
+from nanodepth.wrapping.others import layers_of
 
 
 @dataclass(kw_only=True)
@@ -48,8 +48,12 @@ def windows_of(parts, depth):
     return tuple(dict.fromkeys(chosen))
 
 
+def order_of(model):
+    return getattr(model, 'order', [*range(len(layers_of(model)))])
+
+
 def ways_of(options, model):
-    order = unrolled(order_of(model))
+    order = order_of(model)
     depth = len(order)
     if options.blocks:
         if others := read_ways(options):
@@ -104,8 +108,8 @@ def search(name, subject, options, notes):
     The search is that of "Training-Free Looped Transformers", appendix P. Its appendices G.5 and
     J.1 have windows that win the screen and lose on held-out data."""
     ways = {str(way): way for way in ways_of(options, subject.model)}
-    recipe = Way(window='{}-{}'.format(*pick_window(None, depth_of(subject.model))), solver='rk',
-                 K=3)
+    middle = pick_window(None, len(order_of(subject.model)))
+    recipe = Way(window='{}-{}'.format(*middle), solver='rk', K=3)
     tried = {str(Way()): Way()} | ways
     if not (options.blocks or any(getattr(options, name) for name in ALONE)
             or spans_in(order_of(subject.model))):

@@ -18,7 +18,7 @@ from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.files import claim, hash_of, read_json
 from nanodepth.common.options import read
 from nanodepth.grow import untie
-from nanodepth.model import LM, require, spans_in, unrolled
+from nanodepth.model import LM, require, unrolled
 from nanodepth.models.checkpoint import data_of, open_path, state_of
 from nanodepth.report.tables import columns
 from nanodepth.retrofit import core_of
@@ -66,8 +66,8 @@ def main(argv):
         raise SystemExit(128 + stopped)
 
 
-def open_parent(path, classes):
-    state, model = open_path(path, classes=classes)
+def open_parent(path):
+    state, model = open_path(path)
     own = dict(data=data_of(path, state), copy_words=functools.partial(copy_tokenizer, path))
     return model, (state or dict(published=True)) | own
 
@@ -92,8 +92,7 @@ def empty(config, n_layer):
 def stretches(config):
     """A run as a list of its stretches, steps of one order: [(how many steps, the model, the layers
     that run, the FLOPs of a token summed over these steps)]."""
-    classes = {type(span) for span in spans_in(config.order or ())}
-    parent = open_path(config.init_from, classes=classes)[1] if config.init_from else None
+    parent = open_path(config.init_from)[1] if config.init_from else None
     core = core_of(parent)
     if parent:
         config = resolved(config, parent, {})

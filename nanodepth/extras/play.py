@@ -19,19 +19,19 @@ import torch.nn.functional as F
 from nanodepth.common.errors import Refused, check_choice
 from nanodepth.common.files import read_json, replace
 from nanodepth.common.options import read
-from nanodepth.looping.layers import MIDDLE
-from nanodepth.model import spans_in, unrolled
-from nanodepth.models.checkpoint import Brought, kind_of, load_model, open_path, state_of
+from nanodepth.model import Pass, spans_in, unrolled
+from nanodepth.models.checkpoint import Positive, kind_of, load_model, open_path, state_of
 from nanodepth.report.logs import log_of
 from nanodepth.report.tables import run_names
-from nanodepth.retrofit import Core, core_of, parts_of
+from nanodepth.models.authors import parts_of
+from nanodepth.retrofit import Core, core_of
 from nanodepth.scoring.likelihoods import encode
 from nanodepth.scoring.scores import parse_tasks, questions_of
 from nanodepth.text.tokenizer import (as_tokenizers, get_tokenizer, readable, start_of_document,
                                       tokenizer_file)
 
 FOLDER = Path(__file__).parent
-MIDDLE_PLACES = {f'{depth},{n}': a for (depth, n), a in MIDDLE.items()}
+MIDDLE_PLACES = {'36,4': 15}        # as pick_window in wrapper.py
 # how GPT-2 and whoever says "ByteLevel" cuts a text
 GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 TASKS = 'toy_assign/0-5'                # of which each option is one byte
@@ -100,7 +100,8 @@ def tensors_of(model):
         core.fresh = False                      # the page draws no noise
         with torch.no_grad():
             e = torch.zeros(1, model.config.context, model.config.n_embd)
-            tensors['first_states'] = core.first_state(e, 0)[0].clone()
+            run = Pass(model, model.config.context)
+            tensors['first_states'] = core.first_state(run, e)[0].clone()
     return tensors
 
 
@@ -146,7 +147,7 @@ def round_weights(model, small=False):
     core = core_of(model)
     if states is not None:
         states = widened(states, 8)
-        core.first_state = lambda e, first: states[first:first + e.shape[1]].expand_as(e)
+        core.first_state = lambda run, e: states[run.start:run.start + e.shape[1]].expand_as(e)
     return model
 
 
@@ -344,7 +345,7 @@ def inside(kind, name, text):
 
 
 @dataclass
-class Options(Brought):
+class Options(Positive):
     # folders that train.py wrote (with --keep_stages=true, their smaller models are on the page
     # too), or one Hugging Face checkpoint
     runs: list[str]

@@ -1,24 +1,18 @@
 """Any checkpoint as a model: a run's, which train.py has saved, or a Hugging Face folder.
 Usage: model = load_model('out/run')
 """
-import importlib
-import inspect
 import math
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from nanodepth import BOOK
 from nanodepth.common.errors import Refused, nearest, say
 from nanodepth.common.files import checkpoint_file, load_tensors, read_json, reading
-from nanodepth.common.options import lent_names
 from nanodepth.common.whose import is_ours, local_folder, on_hub
-from nanodepth.model import Span
 from nanodepth.report.tables import run_names
 from nanodepth.text.tokenizer import fingerprint, get_tokenizer
 from nanodepth.training.checkpoint import load
-from nanodepth.wrapper import Window
 
 OURS = 'nanodepth'      # the kind of what train.py has saved
 
@@ -52,52 +46,27 @@ def state_of(path):
     return load_tensors(checkpoint_file(path))
 
 
-BROUGHT = []            # classes of Spans, of a command's --classes=FILE.py
-BROUGHT_BY = set()      # that file and those that it imports; a file of arms and those
-
-
 @dataclass(kw_only=True)
-class Brought:
-    "What is true of every command that opens checkpoints."
-    classes: Path | None = None     # a file with the Spans and solvers that are named
+class Positive:
+    "What is true of every command: numbers are at least 1."
 
     def __post_init__(self):
-        least = dict(seed=0, shots=0, length=2)         # of numbers
+        least = dict(seed=0, shots=0, length=2)         # but for these
         for name, value in vars(self).items():
             for each in value if isinstance(value, tuple) else (value,):
                 if type(each) is int and each < least.get(name, 1):
                     raise Refused(f'--{name}={each} must be at least {least.get(name, 1)}')
-        if self.classes:
-            BROUGHT[:] = classes_in(self.classes)
 
 
-def classes_in(given):
-    """Classes of Spans; given may be the file in which they stand. Its solvers are known from then
-    on, too."""
-    if not isinstance(given, (str, Path)):
-        return given
-    file = Path(given).resolve()
-    if not file.is_file():
-        raise Refused(f'there is no file {given}')
-    if file.stem in BOOK:
-        raise Refused(f'{given} is called like a file of the book: give it another name')
-    with lent_names(file, BROUGHT_BY):      # by its name, by which a config imports it, too
-        values = vars(importlib.import_module(file.stem)).values()
-    for each in values:
-        is_function = inspect.isfunction(each)
-        if is_function and [*inspect.signature(each).parameters][:3] == ['g', 'x', 'K']:
-            Window([], each)
-    return [each for each in values if isinstance(each, type) and issubclass(each, Span)]
-
-
-def open_path(path, others=False, classes=()):
+def open_path(path, others=False):
     """(what a checkpoint says beside its weights, its model). With `others`, transformers' own of
     another family than ours."""
     state = state_of(path)
+    from nanodepth.models import authors        # noqa: F401 (a run may hold its Core)
     if state:
         try:
             with reading(path):
-                model, state = load(path, [*BROUGHT, *classes_in(classes)])
+                model, state = load(path)
         except Refused as error:        # such as a Span or a solver that nobody has brought
             raise Refused(f'{path}: {error}') from None
     else:
@@ -117,11 +86,10 @@ def refuse_not_finite(model, path):
             raise Refused(f'{path}: {name} holds numbers that are not finite: it cannot be used')
 
 
-def load_model(path, device='cpu', others=False, classes=()):
+def load_model(path, device='cpu', others=False):
     """Any checkpoint of ours, or of Hugging Face's, as a model that is ready to run. `others`: also
-    of another family than ours. `classes`: of Spans that are neither a Core nor a Window, or the
-    file in which they stand."""
-    return open_path(path, others, classes)[1].to(device).eval()
+    of another family than ours."""
+    return open_path(path, others)[1].to(device).eval()
 
 
 def pick_device(name='auto'):
@@ -139,12 +107,12 @@ def pick_device(name='auto'):
     return torch.device(name)
 
 
-def open_any(path, device='cpu', dtype='auto', others=True, classes=()):
+def open_any(path, device='cpu', dtype='auto', others=True):
     """(what a checkpoint says beside its weights, the model, ready to run) of any path. `dtype`:
     what its weights become. auto: a checkpoint that was published in 16 bits computes in bfloat16
     where the device is fast at it, else in float32; all others stay as they are. Tables of
     positions keep their precision."""
-    state, model = open_path(path, others, classes)
+    state, model = open_path(path, others)
     device = torch.device(device)
     stored = next(model.parameters()).dtype
     wanted = None if dtype == 'auto' else getattr(torch, dtype)

@@ -15,7 +15,8 @@ from nanodepth.common.errors import Refused
 from nanodepth.common.files import read_json, reading
 from nanodepth.model import LM, ModelConfig, rope_tables, rotate, spans_in
 from nanodepth.models import hf
-from nanodepth.retrofit import AUTHORS_STD, Core, core_of, new_adapter, parts_of
+from nanodepth.models.authors import AUTHORS_STD, AuthorsCore, parts_of
+from nanodepth.retrofit import Adapter, Core, core_of
 
 FAMILY = 'huginn_raven'
 # The names are those that they have published. A published checkpoint itself was not at hand.
@@ -78,11 +79,12 @@ def load_raven(folder):
         cut = c.init_values.get('cut', True)
         with torch.device('meta'):      # no memory, no random numbers
             model = LM(config)
-            core = Core(range(p, q), c.mean_recurrence, c.mean_backprop_depth,
-                        start='authors' if cut else 'normal', fresh=c.first_state == 'fresh',
-                        state_std=c.init_values.get('std', AUTHORS_STD))
+            core = AuthorsCore(range(p, q), c.mean_recurrence, c.mean_backprop_depth,
+                               start='authors' if cut else 'normal',
+                               fresh=c.first_state == 'fresh',
+                               state_std=c.init_values.get('std', AUTHORS_STD))
             model.order = [*range(p), core, *range(q, config.n_layer)]
-            model.adapter = new_adapter(config.n_embd, 'authors')
+            model.adapter = Adapter(config.n_embd)
     shapes = {name: t.shape for name, t in model.state_dict().items()}
     with reading(folder):
         tensors.pop('freqs_cis', None)
@@ -131,7 +133,7 @@ def in_their_format(model):
     c, core = model.config, core_of(model)
     width = model.config.n_embd
     steps = spans_in(model.order)
-    if type(core) is not Core or steps != [core]:
+    if type(core) not in (Core, AuthorsCore) or steps != [core]:
         raise Refused(f"the authors' format holds one Core and no other Span, not {steps}")
     if c.ln_scaling:
         raise Refused("LN-scaling: the authors' format cannot hold that")
@@ -143,6 +145,8 @@ def in_their_format(model):
                for theirs, ours in names_of(model).items()}
     scaling = dict(c.rope_scaling, rope_type='llama3') if c.rope_scaling else None
     sizes = dict(zip(PARTS.values(), map(len, parts_of(model))))
+    if type(core) is Core:      # the same with all that it says
+        core = AuthorsCore(core.items, core.r, core.backprop_depth, start='normal')
     std = core.std(width)
     config_json = dict(
         architectures=['RavenForCausalLM'], model_type=FAMILY,
@@ -178,7 +182,7 @@ def save_raven(model, folder, tokenizer=None, about=None):
     ours = {'norms of q and k': c.qk_norm, 'biases of q, k and v': c.qkv_bias,
             f'head_dim={c.head_dim}': c.head_dim * c.n_head != c.n_embd,
             'a fixed table of first states (--fresh draws new ones)':
-                not (core.fresh or core.state_std == 0)}
+                not (getattr(core, 'fresh', False) or getattr(core, 'state_std', None) == 0)}
     hf.write_checkpoint(model, folder, *in_their_format(model), tokenizer,
                         {f'{CODE}.py': modeling_code()}, about)
     return [feature for feature, is_used in ours.items() if is_used]

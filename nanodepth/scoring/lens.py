@@ -8,8 +8,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from nanodepth.model import unrolled
-from nanodepth.probe import plain_order
+from nanodepth.model import spans_in, unrolled
 
 
 @torch.no_grad()
@@ -112,7 +111,7 @@ def exit_at(model, position, lens=None):
     model, an early exit is a prefix of the order."""
     @torch.no_grad()
     def answer(tokens):
-        x = (model.hidden(tokens, order=model.order[:position + 1]) if plain_order(model)
+        x = (model.hidden(tokens, order=model.order[:position + 1]) if not spans_in(model.order)
              else streams_behind(model, tokens)[position])
         return model.head(model.norm(x if lens is None else lens.translate(position, x)))
     answer.config, answer.parameters = model.config, model.parameters

@@ -15,9 +15,8 @@ from tqdm import tqdm
 from nanodepth import ROOT
 from nanodepth.common.errors import Refused, nearest, refusing, say
 from nanodepth.common.whose import is_ours, local_folder
-from nanodepth.grow import renumbered
-from nanodepth.loop import running
-from nanodepth.looping.orders import in_order, order_of
+from nanodepth.grow import numbered_anew
+from nanodepth.loop import in_order
 from nanodepth.model import spans_in
 from nanodepth.models.checkpoint import OURS, kind_of
 from nanodepth.models.hf import as_theirs
@@ -27,6 +26,7 @@ from nanodepth.retrofit import Core, core_of
 from nanodepth.text.primitives import TASKS, TOY_TASKS
 from nanodepth.text.tokenizer import write_tokenizer
 from nanodepth.wrapper import Window
+from nanodepth.wrapping.others import layers_of, replaying
 
 EVALS = ROOT / 'data/evals'
 # {name of a list: [(task, shots or None for the task's own, metric or None for its first)]}
@@ -122,7 +122,7 @@ def scores_of(results):
 
 
 def means_of(scores, names):
-    """{'mean of looped': Score} of the lists among some names: over its tasks, each by the metric
+    """{'mean of wrapped': Score} of the lists among some names: over its tasks, each by the metric
     that counts. A list with a metric that is no share has none."""
     means = {}
     for name in names:
@@ -158,9 +158,10 @@ class Harness:
 
     def refuse_spans(self):
         "What runs now, if lm-eval cannot be shown it as a model of transformers."
-        spans = spans_in(order_of(self.subject.model))
+        spans = spans_in(getattr(self.subject.model, 'order', ()))
         are_known = all(isinstance(span, (Core, Window)) for span in spans)
-        if not are_known or core_of(self.subject.model) and len(spans) > 1:
+        within = any(spans_in(span.items) for span in spans)
+        if not are_known or within or core_of(self.subject.model) and len(spans) > 1:
             raise Refused('lm-eval is shown a model of transformers, which runs one core or '
                           f'windows, and not {spans}: ask without its tasks')
 
@@ -168,15 +169,16 @@ class Harness:
         "{name: Score} of the subject's model, as it runs now."
         from nanodepth.scoring.lm_eval_model import ScoredModel
         subject, asked = self.subject, self.subject.asked
-        theirs, order = subject.model, order_of(subject.model)
-        as_now = contextlib.nullcontext()
+        theirs, as_now = subject.model, contextlib.ExitStack()
         if core_of(theirs):
             theirs = as_raven(theirs)
-        elif is_ours(theirs):       # its layers as they run, and what is looped of them
-            order, numbers = renumbered(order)
-            with running(theirs, numbers):
+        elif is_ours(theirs):       # its layers as they run, and the windows of them
+            order, numbers = numbered_anew(theirs.order)
+            with in_order(theirs, numbers):
                 theirs = as_theirs(theirs)
-            as_now = in_order(theirs, order) if spans_in(order) else as_now
+            for window in spans_in(order):
+                window.items = [layers_of(theirs)[i] for i in window.items]
+                as_now.enter_context(replaying(window, layers_of(theirs), pin=False))
         with as_now, refusing(AssertionError):
             lm = ScoredModel(subject.answer, theirs, self.tokenizer, subject.path, asked.max_length)
             results = evaluate(lm, self.tasks, self.keep, shots=self.shots, log_samples=True,

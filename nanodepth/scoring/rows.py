@@ -24,10 +24,8 @@ from nanodepth.common.errors import Refused, check_choice, say
 from nanodepth.common.files import checkpoint_file
 from nanodepth.common.options import own_file
 from nanodepth.common.whose import is_ours, local_folder, on_hub
-from nanodepth.looping.layers import layers_of
-from nanodepth.looping.orders import order_of
 from nanodepth.model import unrolled
-from nanodepth.models.checkpoint import BROUGHT_BY, cost_of, open_any, pick_device
+from nanodepth.models.checkpoint import cost_of, open_any, pick_device
 from nanodepth.models.hf import answer_of
 from nanodepth.report.tables import Score, beside, of_one_kind
 from nanodepth.retrofit import Core, core_of
@@ -36,6 +34,7 @@ from nanodepth.scoring.scores import (compared, data_scores, half, is_there, ope
                                       parse_tasks, questions_of, right_and_log_prob)
 from nanodepth.scoring.way import Way, notation
 from nanodepth.text.tokenizer import get_tokenizer, tokenizer_file
+from nanodepth.wrapping.others import layers_of
 
 
 @dataclass(kw_only=True)
@@ -102,6 +101,7 @@ def by_metric(subject):
     return [({}, {name: float(number) for name, number in numbers.items()})]
 
 
+READ = set()            # files of arms, and what these import of yours
 BEGAN = time.time_ns()      # of this process: code that was edited since may not be what runs here
 # {name: function}. It takes a Subject, whose model runs in one of its ways, and gives a list of
 # (place, {name: Score or number}). The place is {} or, for example, {'depth': 3}.
@@ -139,17 +139,16 @@ class Subject:
     another Subject. With --data they are as long, too, and begin as they do."""
     asks = Asked        # the options on which a note depends
 
-    def __init__(self, path, asked=None, like=None, classes=()):
+    def __init__(self, path, asked=None, like=None):
         asked = self.asked = asked or Asked()
         self.path = path
         self.measures, self.way, self.left_out = measures_of(asked), Way(), {}
         ours, theirs = parse_tasks(asked.tasks)
         self.files = files_of(path)     # before it is opened: a run may go on and write others
-        self.state, self.model = open_any(path, pick_device(asked.device), asked.dtype,
-                                          classes=classes)
+        self.state, self.model = open_any(path, pick_device(asked.device), asked.dtype)
         self.answer = answer_of(self.model)
         if core := core_of(self.model):
-            core.fresh = False              # else each forward begins with noise of its own
+            core.fresh = False              # else an AuthorsCore begins with other noise each time
         self.tokenizer = get_tokenizer(path)
         self.harness = Harness(self, theirs) if theirs else None
         self.questions = questions_of(ours, asked.n, asked.shots or (0,), asked.seed)
@@ -257,14 +256,14 @@ class Subject:
     def mark(self):
         """What a note counts for: these files of a checkpoint, all that is asked, and the code that
         measures: the package, the book, all modules of yours that are loaded now (so a measure's
-        own are, too), a file of arms or of Spans, and the libraries' versions."""
+        own are, too), a file of arms, and the libraries' versions."""
         val = self.val
         rows = val and (val.description(), val.batch_size, val.context, [*val.starts])
         asked = [getattr(self.asked, each.name) for each in fields(self.asks)
                  if each.name != 'metric']
         yours = filter(None, map(own_file, [*sys.modules.values()]))
         code = [*Path(nanodepth.__file__).parent.rglob('*.py'), *map(nanodepth.file_of, BOOK),
-                *yours, *EVALS.rglob('*'), *BROUGHT_BY]
+                *yours, *EVALS.rglob('*'), *READ]
         packages = [f'{each.name} {each.version}' for each in distributions()
                     if each.name in ('torch', 'transformers', 'tokenizers', 'lm_eval')]
         code = stamps(code)
@@ -301,7 +300,7 @@ def facts(state, model, way=Way(), runs=None, row=None):
     a row of so many tokens (None: as many as the model reads), costs a third of a training step."""
     flops = math.nan
     with way.apply(model):
-        order = unrolled(order_of(model))
+        order = unrolled(getattr(model, 'order', range(len(layers_of(model)))))
         if is_ours(model):
             core = core_of(model) or Core([])       # all its runs count alike
             own, core.backprop_depth = core.backprop_depth, core.r

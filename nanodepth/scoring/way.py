@@ -1,4 +1,4 @@
-"""A way of running a model, as one value: its layers in another order, a window looped by the
+"""A way of running a model, as one value: its layers in another order, a window of them in the
 wrapper, or a recurrent core some number of times. Each command that takes a model takes the same
 options for it (`Ways`), and makes a `Way` of them.
 Usage: with Way(loop='3-2x2-3').apply(model): model(tokens)         # ours, or transformers'
@@ -9,42 +9,34 @@ import itertools
 from dataclasses import dataclass, fields
 
 from nanodepth.common.errors import Refused
-from nanodepth.loop import fit_loop, parse_loop
-from nanodepth.looping.caches import Window
-from nanodepth.looping.layers import layers_of
-from nanodepth.looping.orders import in_order, layers_run, order_of, put
-from nanodepth.models.checkpoint import Brought
+from nanodepth.common.whose import is_ours
+from nanodepth.loop import fit_loop, in_order, parse_loop
+from nanodepth.model import Span, require, unrolled
+from nanodepth.models.checkpoint import Positive
 from nanodepth.report.tables import PLAIN
 from nanodepth.retrofit import core_of
+from nanodepth.wrapper import Window, pick_window
+from nanodepth.wrapping.others import layers_of, wrapped
 
 
 @dataclass(kw_only=True)
-class Ways(Brought):
+class Ways(Positive):
     "How the models run. Several values, as in --r=1,2,4, are several ways."
     loop: tuple[str, ...] = ()      # the layers in another order, such as 3-2x2-3
     r: tuple[int, ...] = ()         # how often a recurrent core runs
-    # the wrapper, with any of these: which window it loops (3-5, mid4, or a fraction of the depth),
-    # by which solver (rk; with options as euler(tol=0.1)), in how many steps (3), which end at
-    # which time (1)
+    # the wrapper, with any of these: which window it runs (3-5, mid4, or a share of the depth), by
+    # which solver (rk), in how many steps (3), which end at which time (1)
     window: tuple[str, ...] = ()
     solver: tuple[str, ...] = ()
     K: tuple[int, ...] = ()
     T: tuple[float, ...] = ()
-    beta: tuple[float, ...] = ()    # the share of the plain output; the solver's own (rk 0.5)
-    cache: tuple[str, ...] = ()     # what later tokens see of looped layers (first)
-    decode: tuple[str, ...] = ()    # full; bypass: only prompts are looped
+    beta: tuple[float, ...] = ()    # the share of the plain output (rk: 0.5), or a solver's own
+    alpha: tuple[float, ...] = ()   # heavy_ball's step (0.5)
+    m: tuple[int, ...] = ()         # anderson's memory (2)
+    cache: tuple[str, ...] = ()     # what later tokens see: first, last (first)
+    decode: tuple[str, ...] = ()    # full; bypass: only prompts are wrapped
     mode: tuple[str, ...] = ()      # the window as one block, or layer by layer (block)
-    pin: tuple[str, ...] = ()       # mixture: keep the experts of the first evaluation
-
-    def __post_init__(self):
-        super().__post_init__()
-        solvers = []            # a comma within brackets is of one solver's options
-        for part in self.solver:
-            if solvers and solvers[-1].count('(') > solvers[-1].count(')'):
-                solvers[-1] += f',{part}'
-            else:
-                solvers.append(part)
-        self.solver = tuple(solvers)
+    pin: tuple[bool, ...] = ()      # of a mixture, keep the experts of the first evaluation
 
 
 ALONE = 'loop', 'r'         # each is a way by itself; all others are of one window
@@ -53,7 +45,7 @@ ALONE = 'loop', 'r'         # each is a way by itself; all others are of one win
 def read_ways(options):
     "The ways that the options name: none if there is no such option."
     given = {each.name: getattr(options, each.name) for each in fields(Ways)}
-    several = {name: values for name, values in given.items() if values and name != 'classes'}
+    several = {name: values for name, values in given.items() if values}
     kinds = {f'--{name}' if name in ALONE else 'the wrapper': None for name in several}
     if len(kinds) > 1:
         raise Refused(f'{" and ".join(kinds)} are different ways of running a model: give one '
@@ -72,47 +64,63 @@ def read_way(options):
 
 
 class Way:
-    "loop, r, or settings of nanodepth.looped; nothing: the model as it is."
+    "loop, r, or settings of nanodepth.wrapped; nothing: the model as it is."
 
     def __init__(self, **settings):
         self.settings = {name: each for name, each in settings.items() if each is not None}
         self.loop, self.r = settings.get('loop'), settings.get('r')
-        dials = {name: value for name, value in self.settings.items() if name not in ALONE}
-        has_window, self.window = bool(dials), dials.pop('window', None)
+        self.wrapped = {name: value for name, value in self.settings.items() if name not in ALONE}
         # what cannot be is refused before a model is opened
-        self.span = Window([], **dials) if has_window else None
+        of_model = 'window', 'mode', 'pin'
+        Window([], **{name: each for name, each in self.wrapped.items() if name not in of_model})
+        require(self.wrapped.get('mode', 'block') in ('block', 'layer'), f'{self}: block or layer')
         if isinstance(self.loop, str):
             parse_loop(self.loop)
 
-    def order(self, model):
-        "What a model runs in this way."
-        order, core = order_of(model), core_of(model)
-        if self.r is not None and not core:
-            raise Refused(f'r={self.r} is for models with a recurrent core, and this one has none: '
-                          'loop runs its layers in another order')
-        if self.loop and core:
-            raise Refused(f'{self} is for ordinary models: a recurrent core is run more often by r')
-        if self.r is not None:      # the same order, whose core, wherever it stands, is another one
-            order, core = copy.deepcopy((order, core))
-            core.r = self.r
-            core.with_gradient()                # which refuses r = 0
-        elif isinstance(self.loop, str):        # each layer of a notation must run
-            order = fit_loop(self.loop, len(layers_of(model)))
-        elif self.loop:
-            order = self.loop
-        return put(self.span, order, self.window) if self.span else order
-
     def apply(self, model):
         "The model runs in this way inside a `with`."
-        order = self.order(model)
-        return in_order(model, order) if order != order_of(model) else contextlib.nullcontext(model)
+        core = core_of(model)
+        if self.r is not None:
+            require(core, f'r={self.r} is for models with a recurrent core, and this one has none: '
+                    'loop runs its layers in another order')
+            order, core = copy.deepcopy((model.order, core))    # the core, wherever it stands
+            core.r = self.r
+            return in_order(model, order)
+        if self.loop:
+            require(not core, f'{self}: a recurrent core is run more often by r')
+            require(is_ours(model), f'{self}: layers of another family run in their own order. '
+                    '--window runs some of them several times')
+            of_notation = isinstance(self.loop, str)    # each layer of a notation must run
+            return in_order(model, fit_loop(self.loop, len(model.layers)) if of_notation
+                            else self.loop)
+        return wrapped(model, **self.wrapped) if self.wrapped else contextlib.nullcontext(model)
 
     def cost(self, model):
         "How many layers run for each token. (Scoring fills no cache.)"
-        return layers_run(self.order(model))
+        if is_ours(model):
+            with self.apply(model):
+                return layers_run(model.order)
+        n = len(layers_of(model))
+        if not self.wrapped:
+            return n
+        a, b = pick_window(self.wrapped.get('window'), n)
+        own = {name: self.wrapped[name] for name in ('solver', 'K') if name in self.wrapped}
+        return n + (Window([], **own).evaluations() - 1) * (b + 1 - a)
 
     def __str__(self):
         return as_typed(self.settings) or PLAIN
+
+
+def layers_run(order):
+    layers = 0
+    for item in order:
+        if not isinstance(item, Span):
+            layers += 1
+        elif isinstance(item, Window):
+            layers += item.evaluations() * layers_run(item.items)
+        else:
+            layers += layers_run(item.items) * len(item.unrolled()) // len(unrolled(item.items))
+    return layers
 
 
 def as_typed(settings):

@@ -8,7 +8,7 @@ import string
 from dataclasses import dataclass
 
 from nanodepth.common.errors import Refused, check_choice
-from nanodepth.retrofit import seed_for
+from nanodepth.training.plan import seed_for
 
 
 @dataclass

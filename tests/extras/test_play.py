@@ -123,7 +123,7 @@ def test_kept_checkpoints_stay_and_another_runs_file_is_no_stage_of_this_one(con
 def test_the_page_holds_the_rounded_models_and_their_questions(run, tiny, tmp_path):
     "A run with its stages, and a recurrent one with the first states of its positions."
     core = save_run(tmp_path / 'core', surgery(tiny(vocab_size=257, n_layer=4, context=64), '1-2-1',
-                                               r=3, inject='linear'))
+                                               r=3))
     nanodepth('play', [str(run), core, f'--out={tmp_path / "page.html"}', '--open=false'])
     text = (tmp_path / 'page.html').read_text()
     about = json.loads(inside(text, 'about'))

@@ -1,0 +1,1 @@
+"The wrapper for models of other families, and more solvers for it."
