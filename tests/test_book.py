@@ -10,12 +10,12 @@ import sys
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Literal
 
 import pytest
 import torch
-from conftest import ROOT, same, save_run, weights_of
+from conftest import ROOT, log_of, same, save_run, state_of, weights_of
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.model import Refused
@@ -218,3 +218,27 @@ def test_a_config_is_text_and_no_archive_is_run(tmp_path):
         with pytest.raises((SyntaxError, ValueError)):
             read(Config, [str(tmp_path / name)])
     assert not (tmp_path / 'ran').exists()
+
+
+def test_a_config_with_the_authors_core_by_plain_train_py(data, tiny, tmp_path):
+    "Its checkpoint holds an AuthorsCore. Made tiny, it begins, and is resumed to the bit."
+    model = tiny(vocab_size=257, n_layer=4, context=16)
+    parent = save_run(tmp_path / 'parent', model, data)
+    nanodepth('cut', [parent, '1-2-1', '--inject=authors', '--start=authors', '--fresh',
+                      '--recurrence=3', f'--out={tmp_path / "cut"}'])
+    out = tmp_path / 'run'
+    line = [sys.executable, ROOT / 'train.py', 'config/retrofit_llama32_curriculum.py',
+            f'--init_from={tmp_path}/cut',
+            f'--data={data}', f'--out_dir={out}', '--recurrence=3', '--backprop_depth=2',
+            '--context=16', '--batch_size=4', '--grad_accum=1', '--steps=4', '--warmup_steps=1',
+            '--decay_steps=2', '--keep_every=2', '--eval_every=2', '--device=cpu']
+    wholes = []
+    for resumes in (False, True):
+        if resumes:
+            (out / 'ckpt-2.pt').replace(out / 'ckpt.pt')
+        done = subprocess.run([*map(str, line)], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        state = state_of(out)
+        wholes.append((state['model'], log_of(SimpleNamespace(out_dir=out))[-1]['val_loss']))
+    assert state['order'][1]['step'] == 'AuthorsCore'
+    assert same(wholes[0][0], wholes[1][0]) and wholes[0][1] == wholes[1][1]

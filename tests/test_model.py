@@ -2,6 +2,7 @@
 import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -98,6 +99,18 @@ def test_cached_logits_and_generation_equal_uncached(tiny, order, fields):
         for _ in range(6):
             slow = torch.cat((slow, model(slow[:, -12:], order=order)[:, -1:].argmax(-1)), 1)
         assert torch.equal(model.generate(prompt, 6, order=order, temperature=0), slow)
+
+
+def test_orders_of_other_numbers(tiny):
+    "numpy's are numbers, too. Whatever names no layer is a line."
+    model = tiny()
+    tokens = tokens_of(model)
+    assert torch.equal(model(tokens, order=np.array([3, 0, 0])), model(tokens, order=[3, 0, 0]))
+    for order in ([0, -1], [0, 4], [], torch.tensor([0, 1]), ['0']):
+        with pytest.raises(Refused, match='is not made of the layers 0 to 3'):
+            model(tokens, order=order)
+    with pytest.raises(Refused, match='there must be a token to go on from'):
+        model.generate(tokens[:, :0], 1)
 
 
 def test_a_draw_is_among_the_likeliest(tiny):

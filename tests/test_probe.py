@@ -101,6 +101,12 @@ def test_effects_and_score_against_the_slow_form(tiny, shape, part):
                                           / per_layer.sum().item(), rel=1e-5)
 
 
+def test_depth_score_keeps_no_record_of_all_layers(tiny, monkeypatch):
+    "At 360M and rows of 2,048 tokens that would be 14 GiB."
+    monkeypatch.setattr(probe, 'record', None)
+    assert depth_score(tiny(), tokens())[0] > 0
+
+
 def test_what_does_nothing_scores_nothing(tiny):
     model, t = tiny(n_layer=4), tokens()
     for layer in (model.layers[1], model.layers[3]):

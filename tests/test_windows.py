@@ -339,8 +339,8 @@ def test_pick_window_refuses(window):
 def test_wrapped_generates_with_the_library(name, form):
     "Also by beams, with a cache of one's own, with a helper, and texts padded on the left."
     model, t = family(name, form), tokens()
-    make = lambda t=t[:, :7], **options: model.generate(t, max_new_tokens=6, do_sample=False,
-                                                        pad_token_id=0, **options)
+    make = lambda t=t[:, :7], **options: model.generate(
+        t, max_new_tokens=6, do_sample=False, use_cache=True, pad_token_id=0, **options)
     plain = make()
     with wrapped(model, WINDOW, K=1):
         assert torch.equal(make(), plain) and torch.equal(logits_of(model, t), logits_of(model, t))

@@ -186,7 +186,7 @@ def compare(page, run, model, ways, texts, most):
     "Of each text in each way: the logits that the page and PyTorch give, and the likeliest token."
     tokenizer = get_tokenizer(run)
     for way in ways:
-        how = dict(wrap=way.settings) if way.span else dict(r=way.r) if way.r else (
+        how = dict(wrap=way.settings) if way.wrapped else dict(r=way.r) if way.r else (
             dict(order=parse_loop(way.loop)) if way.loop else {})
         found = page.evaluate(ASK, ['logits', dict(model=Path(run).name, how=how, prompts=texts)])
         with way.apply(model), torch.no_grad():
