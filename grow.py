@@ -70,7 +70,8 @@ def untie(model, order, optimizer=None, init=None):
     """
     model.check(order)
     new_order, sources = numbered_anew(order)   # new layer i is a copy of the old layer sources[i]
-    new = copy.deepcopy(model, {id(model.layers): None})        # all of it, but None as its layers
+    memo = {id(model.layers): None}             # so deepcopy takes None for them, to save memory
+    new = copy.deepcopy(model, memo)
     new.layers = torch.nn.ModuleList(copy.deepcopy(model.layers[i]) for i in sources)
     new.config = dataclasses.replace(model.config, n_layer=len(sources))
     new.order = new_order
@@ -91,8 +92,9 @@ def numbered_anew(order, first=0):
     new_order, sources = [], []
     for item in order:
         if isinstance(item, Span):
-            new_order.append(copy.copy(item))
-            new_order[-1].items, within = numbered_anew(item.items, first + len(sources))
+            span = copy.copy(item)
+            span.items, within = numbered_anew(item.items, first + len(sources))
+            new_order.append(span)
             sources += within
         else:
             new_order.append(first + len(sources))
@@ -103,22 +105,20 @@ def numbered_anew(order, first=0):
 def hand_over(optimizer, model, new, sources):
     """The optimizer of `model` becomes that of `new`, whose layer i is a copy of sources[i]: it
     points at the new parameters, and their states are copies of the old ones."""
-    copied_from = {}            # {new parameter: the old one}
+    old = dict(model.named_parameters())
+    copied_from = {p: old[name] for name, p in new.named_parameters()
+                   if not name.startswith('layers.')}           # {new parameter: the old one}
     for layer, i in zip(new.layers, sources):
         copied_from.update(zip(layer.parameters(), model.layers[i].parameters()))
-    others = dict(model.named_parameters())     # embedding, norm, head and adapter keep their names
-    for name, p in new.named_parameters():
-        if p not in copied_from:
-            copied_from[p] = others[name]
     for group in optimizer.param_groups:
         before = set(group['params'])
-        # a checkpoint finds a state by its place in the groups: always in the model's order
+        # In the order of the model, as a new optimizer has it: a checkpoint finds states by place.
         group['params'] = [p for p in new.parameters() if copied_from[p] in before]
     states = dict(optimizer.state)
     optimizer.state.clear()     # a layer that the order leaves out loses its state
-    for p, old in copied_from.items():
-        if old in states:
-            optimizer.state[p] = copy.deepcopy(states[old])
+    for p, source in copied_from.items():
+        if source in states:
+            optimizer.state[p] = copy.deepcopy(states[source])
 
 
 # ------------------------------------------------------------------------------------- the schedule
@@ -157,7 +157,7 @@ class Stage(NamedTuple):
     n_layer: int
 
 
-@functools.lru_cache        # plan.py computes each step of a run by its number alone
+@functools.lru_cache        # a run asks in each step
 def growth_plan(grow, start, end, block, constant_steps, alpha=1.0):
     """The Stages from `start` layers to `end`. The model has its full depth when the constant phase
     (warm-up included) ends and the decay begins."""
@@ -166,14 +166,14 @@ def growth_plan(grow, start, end, block, constant_steps, alpha=1.0):
     require(min(lengths) >= 1, f'{constant_steps} steps before the decay are too few for '
             f'{len(lengths)} stages from {start} to {end} layers')
     stages = [Stage(0, None, start)]
-    for order, length in zip(orders, lengths):
+    for order, length in zip(orders, lengths):      # (after the last length nothing grows)
         stages.append(Stage(stages[-1].first_step + length, order, len(order)))
     return tuple(stages)
 
 
 if __name__ == '__main__':
     words = sys.argv[1:]
-    if len(words) != 3 or words[0] not in GROWTH or not (words[1] + words[2]).isdigit():
+    if len(words) != 3 or words[0] not in GROWTH or not all(map(str.isdigit, words[1:])):
         raise SystemExit(__doc__)
     name, n_layer, block = words[0], int(words[1]), int(words[2])
     try:

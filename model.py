@@ -18,8 +18,6 @@ Usage:
 """
 import functools
 import math
-import os
-import sys
 from dataclasses import dataclass
 
 import torch
@@ -154,7 +152,7 @@ class Pass:
 
     cache   a dict: {} for a new text. The pass adds its tokens, and the next pass goes on from
             there. It holds {(depth, layer): (keys, values)}, because a layer that runs twice sees
-            another stream each time
+            another stream each time. LM.hidden notes under 'order' which order filled it
     tap     tap(depth, part, x, update), where part is 'attn' or 'mlp', sees what is added to the
             stream x, and returns what is added instead
     """
@@ -163,8 +161,8 @@ class Pass:
         self.model, self.cache, self.tap = model, cache, tap
         self.depth = 0                      # where the next layer stands
         self.start = seen(cache)            # the place of the first token in its text
-        # A Window runs a layer several times at one depth. Each time it sees the past as it was
-        # before this pass. While `keeps` is True, the cache takes over what a layer adds to it.
+        # A Window runs a layer several times at one depth, and each time it sees this past. With
+        # keeps = False, which it sets after its first evaluation, nothing is written to the cache.
         self.past = dict(cache or {})
         self.keeps = True
         end = self.start + n_tokens
@@ -181,7 +179,7 @@ class Pass:
                 end = self.depth + len(item.unrolled())
                 x = item(self, x)
                 require(self.depth <= end, f'{item} runs more layers than its unrolled() says')
-                self.depth = end            # also if it ran fewer: later layers keep their depths
+                self.depth = end            # (an early exit runs fewer, and moves no later layer)
             else:
                 x = self.layer(item, x)
         return x
@@ -189,7 +187,7 @@ class Pass:
     def layer(self, i, x):
         "The stream after layer i, which stands at self.depth."
         scale = with_past = tap = None
-        if self.model.config.ln_scaling:    # a tensor: for each number, a Block would be compiled
+        if self.model.config.ln_scaling:    # a tensor: torch.compile compiles anew for each number
             scale = torch.full((), self.depth + 1.0, device=x.device).rsqrt().to(x.dtype)
         if self.cache is not None:
             with_past = functools.partial(self.with_past, (self.depth, i))
@@ -211,7 +209,7 @@ class Pass:
 
 
 def seen(cache):
-    "How many tokens a cache holds. (Beside keys and values it keeps the order that filled it.)"
+    "How many tokens a cache holds."
     places = [place for place in cache or () if place != 'order']
     return cache[places[0]][0].shape[2] if places else 0
 
@@ -220,18 +218,14 @@ class Span:
     """An order within an order: an item that holds items of its own, and runs them `times` times.
 
     A class of your own may set `times`, or write __call__, and unrolled if its depth is another.
-    What its __init__ takes stands on it by the same name: so settings() has it for a checkpoint."""
+    Keep each argument of __init__ under its own name: settings() finds it there for a checkpoint.
+    """
     times = 1
 
     def __init__(self, items, times=None):
         self.items = list(items)
         if times is not None:
             self.times = times
-
-    def __init_subclass__(cls):
-        "Where a class stands: a checkpoint knows it by its name, which two files may give."
-        file = sys._getframe(1).f_globals.get('__file__')
-        cls.file = os.path.abspath(file) if file else cls.__module__
 
     def __call__(self, run, x):
         "The stream (B, T, C) after it. run is a Pass, and run(x, items) is x after some items."
@@ -276,7 +270,7 @@ class LM(nn.Module):
         self.order = list(range(config.n_layer))        # what runs: yours to set
         self.embed = nn.Embedding(config.vocab_size, config.n_embd)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.n_layer))
-        self.adapter = None             # retrofit.py's: its Core is no Module, and has no weights
+        self.adapter = None             # retrofit.py sets it: a Core is no Module with weights
         self.norm = nn.RMSNorm(config.n_embd, config.norm_eps)
         self.head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_embeddings:
@@ -302,10 +296,11 @@ class LM(nn.Module):
         "The stream before the final norm: (B, T) -> (B, T, C)."
         order = list(self.order if order is None else order)
         self.check(order)
-        if cache is not None:           # the text of an order has its Spans' settings, such as r
-            require(cache.setdefault('order', repr(order)) == repr(order), 'this cache was filled '
-                    f'by the order {cache["order"]}, and not by {order}: begin with an empty one')
         run = Pass(self, tokens.shape[1], cache, tap)
+        if cache is not None:           # repr(order) has the settings of its Spans, such as r
+            filled_by = cache.setdefault('order', repr(order))
+            require(filled_by == repr(order), f'this cache was filled by the order {filled_by}, '
+                    f'and not by {order}: begin with an empty one')
         return run(self.embed(tokens), order)
 
     def forward(self, tokens, targets=None, order=None, cache=None, tap=None):
@@ -316,9 +311,9 @@ class LM(nn.Module):
         loss = self.cross_entropy(x.flatten(0, 1), self.head.weight, targets.flatten())
         return loss / (targets != -1).sum().clamp(min=1)
 
-    @staticmethod
+    @staticmethod                       # so machine.py can put a compiled one in its place
     def cross_entropy(x, weight, targets):
-        "Of streams x (n, C): a sum over the targets that are not -1. (Compiled on a GPU.)"
+        "Of streams x (n, C): a sum over the targets that are not -1."
         logits = F.linear(x, weight).float()                                    # (n, V)
         return F.cross_entropy(logits, targets, ignore_index=-1, reduction='sum')
 
@@ -356,7 +351,7 @@ class LM(nn.Module):
         return 6 * self.head.weight.numel() + self.flops_of(order, context or self.config.context)
 
     def flops_of(self, order, context):
-        "The same of a part of an order, without the head."
+        "Training FLOPs of one token in a part of an order. (All layers are of one size.)"
         weights = sum(p.numel() for p in self.layers[0].parameters() if p.dim() == 2)
         of_layer = 6 * weights + 12 * context * self.config.n_head * self.config.head_dim
         return sum(item.flops(self, context) if isinstance(item, Span) else of_layer

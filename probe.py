@@ -31,14 +31,16 @@ ROWS = 20       # as many as in the papers
 def depth_score(model, tokens, boundaries=None):
     """(the score, w (D,)). w[d]: layer d is erased at the tokens up to t. How far do the
     probabilities of later tokens move? The largest move, over t and tokens, is averaged over rows.
-    (The last layer's is 0.) The score is the mean of the depths d, each weighted by its w[d]."""
+    (The last layer's is 0, because no attention follows it.) The score is the mean of the depths d,
+    each weighted by its w[d]."""
     plain = as_it_is(model, tokens)
-    D, (B, T) = len(unrolled(model.order)), tokens.shape
+    D = len(unrolled(model.order))
+    B, T = tokens.shape
     largest = torch.zeros(D, B, device=tokens.device)
     for d in range(D):
         for t in pick_boundaries(T, boundaries):
-            erased = model.hidden(tokens, tap=erase(d, t))
-            moved = distance(model, erased[:, t + 1:], plain[:, t + 1:])
+            without = model.hidden(tokens, tap=erase(d, t))
+            moved = distance(model, without[:, t + 1:], plain[:, t + 1:])
             largest[d] = torch.maximum(largest[d], moved.amax(1))
     w = largest.mean(1)
     depths = torch.arange(D, device=w.device)
@@ -78,7 +80,8 @@ def pick_boundaries(T, boundaries=None):
 
 
 def as_it_is(model, tokens, see=lambda depth, part, x, update: None):
-    "The last stream (B, T, C) of the model as it is. `see` is shown what its sublayers add."
+    """The last stream (B, T, C) of the model as it is. `see` is shown what its sublayers add. It is
+    refused if a depth runs more than once, or if a second forward gives another stream."""
     shown = []
 
     def tap(depth, part, x, update):
@@ -90,8 +93,8 @@ def as_it_is(model, tokens, see=lambda depth, part, x, update: None):
     depths = range(len(unrolled(model.order)))
     require(shown == [(d, part) for d in depths for part in ('attn', 'mlp')],
             'here each depth runs once. In a Window it does not: look at the model without one')
-    require(torch.equal(out, model.hidden(tokens)), 'a Span begins with other noise in each '
-            'forward, which would be measured, too (an AuthorsCore: set core.fresh = False)')
+    require(torch.equal(out, model.hidden(tokens)), 'two forwards of this model differ, by noise '
+            'of a Span, or are not finite: then no difference means anything')
     return out
 
 
@@ -113,10 +116,10 @@ def future_effects(model, tokens, part='layer', propagate=True, future=True, bou
     plain = recorded['attn'] + recorded['mlp']                                  # (D, B, T, C)
     sizes = plain.norm(dim=-1).clamp(min=torch.finfo(plain.dtype).tiny)         # (D, B, T)
     D, T = len(plain), tokens.shape[1]
-    times = pick_boundaries(T, boundaries) if future else [T - 1]
+    boundaries = pick_boundaries(T, boundaries) if future else [T - 1]
     matrix = torch.zeros(D, D, device=tokens.device)
     for erased in range(D):
-        for t in times:
+        for t in boundaries:
             if propagate:
                 updates = {}
                 model.hidden(tokens, tap=add_to(updates, erase(erased, t, part)))
@@ -221,7 +224,7 @@ def order_sweep(model, score, change, lengths):
         for start in range(len(model.order) - length + 1):
             try:
                 order = change(model.order, start, length)
-            except Refused:         # such as a swap whose second block would end behind the last
+            except Refused:         # from here on no start fits: a swap takes two blocks
                 break
             if order:               # one layer at least is left
                 with in_order(model, order):

@@ -62,14 +62,13 @@ class Core(Span):
             # Autocast made it bfloat16. As a stream it is float32, or each run would round it.
             return run(x.to(e.dtype), self.items, depth)
 
-        first_with_gradient = self.r - self.backprop_depth
         s = self.first_state(run, e)
         for i in range(self.r):
-            # Each earlier state is cut off from its graph, which is then freed. torch.no_grad()
-            # would do that, too, but autocast keeps the weights it casts, here without gradients.
-            if i <= first_with_gradient:
+            # detach, and not torch.no_grad(): autocast keeps the bfloat16 copies of weights, and in
+            # some versions of torch those made under no_grad get no gradient in later runs.
+            if i <= self.r - self.backprop_depth:
                 s = s.detach()
-            depth = run.depth       # said now, because the backward pass may compute `once` again
+            depth = run.depth       # the backward pass may compute `once` again, at this depth
             if self.recompute and torch.is_grad_enabled():
                 s = checkpoint(once, s, depth, use_reentrant=False)
             else:
@@ -77,8 +76,8 @@ class Core(Span):
         return s                                                                # (B, T, C)
 
     def first_state(self, run, e):
-        """Noise (B, T, C). In training each row draws its own. Otherwise a token's place in its
-        text says what it is, so that a text in pieces, or beside others, has the same."""
+        """Noise (B, T, C). In training each row draws its own. Otherwise it depends on a token's
+        place alone, so that neither a cache nor the other rows of a batch change it."""
         B, T, C = e.shape
         if self.generators:
             s = torch.stack([torch.randn(T, C, generator=each, device=each.device)
@@ -135,8 +134,8 @@ class Add(nn.Module):
 
 def surgery(model, shape, inject='identity', kind=Core, **settings):
     """A recurrent model from copies of the layers that are kept. `shape` is '4-8-4', or the three
-    lists of layers. inject='identity' makes an Adapter, 'add' an Add. The settings are the Core's,
-    and kind is its class, of which nanodepth/models/authors.py has another one."""
+    lists of layers. inject='identity' makes an Adapter, 'add' an Add. kind is the class of its
+    Core, and the settings are that one's."""
     require(model.order == [*range(len(model.layers))],
             f'surgery is for a model that runs each of its layers once, not {model.order}')
     require(inject in ('identity', 'add'), f'inject={inject}: identity or add')
@@ -150,6 +149,7 @@ def surgery(model, shape, inject='identity', kind=Core, **settings):
 def parts_of_shape(shape, n_layer):
     """Prelude, core and coda as three lists of layers. '4-8-4' are the first 4 layers, the 8 before
     the last 4, and the last 4."""
+    parts = shape
     if isinstance(shape, str):
         require(re.fullmatch(r'\d+-\d+-\d+', shape),
                 f'the shape {shape} is not three numbers of layers, such as 4-8-4')
@@ -157,9 +157,9 @@ def parts_of_shape(shape, n_layer):
         require(prelude + core + coda <= n_layer,
                 f'the shape {shape} has more layers than the {n_layer} of the model')
         end = n_layer - coda
-        shape = [*range(prelude)], [*range(end - core, end)], [*range(end, n_layer)]
-    require(len(shape[1]) >= 1, f'the shape {shape} has no layer in its core')
-    return shape
+        parts = [*range(prelude)], [*range(end - core, end)], [*range(end, n_layer)]
+    require(len(parts) == 3 and len(parts[1]) >= 1, f'the shape {shape} has no layers in its core')
+    return parts
 
 
 # ---------------------------------------------------------------------------------------- how often
@@ -173,27 +173,27 @@ def sample_recurrence(mean_r, generator):
     return int(torch.poisson(rate, generator=generator).item()) + 1
 
 
-def ramp(step, steps, top, share, shape='linear'):
+def ramp(step, steps, top, share, curve='linear'):
     """The curricula, of mean_r and of backprop_depth: whole numbers that rise from 1 to `top` over
     a share of the steps."""
-    require(shape in ('linear', '1-sqrt'), f'curriculum_shape={shape}: linear or 1-sqrt')
+    require(curve in ('linear', '1-sqrt'), f'curriculum_shape={curve}: linear or 1-sqrt')
     risen = min(1, (step + 1) / max(1, share * steps))
-    if shape == '1-sqrt':
+    if curve == '1-sqrt':
         risen = 1 - math.sqrt(1 - risen)
     return max(1, math.ceil(top * risen - 1e-9))        # rounded up, but 3.0000000001 is 3
 
 
 if __name__ == '__main__':
-    import retrofit     # this file, once more: with the class Core that checkpoint.py knows
+    import retrofit     # this file is __main__ here, and checkpoint.py needs the Core of retrofit
     from training.checkpoint import load, save
     if len(sys.argv) != 3:
         raise SystemExit(__doc__)
     given, shape = Path(sys.argv[1]), sys.argv[2]
-    folder = given.parent if given.suffix == '.pt' else given       # of its run
-    out = folder.with_name(f'{folder.name}_{shape}')
+    folder = (given.parent if given.suffix == '.pt' else given).resolve()       # of its run
     try:
         model, saved = load(given)
         recurrent = retrofit.surgery(model, shape)          # it may refuse, before anything is made
+        out = folder.with_name(f'{folder.name}_{shape}')
         require(not out.exists(), f'{out} is there already: remove it, or give it another name')
     except Refused as error:
         sys.exit(f'retrofit: {error}')

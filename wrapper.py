@@ -20,6 +20,7 @@ Usage:
 import contextlib
 import inspect
 import math
+import operator
 
 import torch
 
@@ -53,18 +54,19 @@ def euler(g, x, K, T=1):
     return rk(g, x, K, beta=0, T=T)
 
 
-# SOLVERS['mine'] = mine enters one of yours, a function (g, x, K, ...) that begins with g(x). If it
-# evaluates g twice in each of its K steps, set mine.per_step = 2: FLOPs count it.
+# SOLVERS['mine'] = mine enters one of yours, a function (g, x, K, ...). It begins with g(x), of the
+# x that it was given, because a cache keeps the keys of that evaluation. If it evaluates g twice in
+# each of its K steps, set mine.per_step = 2, for FLOPs.
 SOLVERS = dict(naive=naive, rk=rk, euler=euler)
 
 
 class Window(Span):
     """Its items, evaluated several times at the same depths, as a solver says.
 
-    cache   Each evaluation makes keys and values, and later tokens see one kind. 'first': those of
-            the first evaluation, which are the plain model's. 'last': those of one more pass, over
-            the result. The paper's default is 'last', and 'first' did better in its long answers.
-            (With either, generation differs from one forward of the whole text.)
+    cache   which evaluation's keys and values later tokens see. 'first': the first one's, which
+            are the plain model's. 'last': those of one more pass, over the result. The paper's
+            default is 'last', and 'first' did better in its long answers. (With either,
+            generation differs from one forward of the whole text.)
     decode  'full', or 'bypass': where one token follows others, the window runs once. So only
             prompts are wrapped
     """
@@ -93,7 +95,7 @@ class Window(Span):
 
         def g(y):
             y = run(y, self.items, depth)
-            run.keeps = False           # later evaluations leave no keys and values
+            run.keeps = False           # the cache keeps the first evaluation's keys and values
             return y
 
         x = SOLVERS[self.solver](g, x, self.K, **self.options)
@@ -114,20 +116,21 @@ def pick_window(window, n):
     None; or a share of the depth, such as 0.5: the four layers around it."""
     window = f'mid{min(4, n)}' if window is None else window
     try:
-        if not isinstance(window, (str, float)):
-            a, b = map(int, window)
-        elif str(window).startswith('mid'):
+        if isinstance(window, str) and window.startswith('mid'):
             size = int(window[3:])
-            a = 15 if (n, size) == (36, 4) else n // 2 - size // 2      # (the paper's of 36 layers)
+            a = n // 2 - size // 2
+            if (n, size) == (36, 4):
+                a = 15                  # the paper takes 15 to 18 of 36 layers, and not 16 to 19
             b = a + size - 1
-        elif '-' in str(window):
+        elif isinstance(window, str) and '-' in window:
             a, b = map(int, window.split('-'))
-        elif 0 <= float(window) <= 1:
-            a = max(0, min(math.ceil(float(window) * n) - 2, n - 4))
+        elif isinstance(window, (str, float)):
+            middle = math.ceil(float(window) * n)           # two layers before it and two behind
+            a = max(0, min(middle - 2, n - 4)) if 0 <= float(window) <= 1 else -1
             b = min(a + 3, n - 1)
         else:
-            raise ValueError
-    except (TypeError, ValueError, AttributeError):
+            a, b = map(operator.index, window)
+    except (TypeError, ValueError, OverflowError):
         raise Refused(f"window={window}: (3, 5) or '3-5', 'mid4', or a share such as 0.5") from None
     require(0 <= a <= b < n, f'window={window} is not within the layers 0 to {n - 1}')
     return a, b

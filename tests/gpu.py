@@ -130,8 +130,7 @@ def memory_after_a_growth():
 
 
 def a_step_over_efa0d22s():
-    """At 49,152 words, by the model.py of that commit, which made the loss in pieces. (Needs a clone
-    with its history.)"""
+    "At 49,152 words, by the model.py of that commit, which a clone with its history has."
     old = types.ModuleType('old_model')
     sys.modules['old_model'] = old
     exec(subprocess.check_output(['git', 'show', 'efa0d22:model.py'], cwd=ROOT, text=True),

@@ -112,7 +112,7 @@ def test_span_class_is_known_by_its_name(tmp_path):
         exec('from nanodepth.model import Span\nclass Cell(Span): times = 4', cell)
     assert span_class('Cell') is cells[1]['Cell']
     kept.append(runpy.run_path(str(files[1]), run_name='two'))
-    with pytest.raises(Refused, match='Spans of several files are called Named: .*one.py'):
+    with pytest.raises(Refused, match='Spans of several files are called Named: .*one'):
         span_class('Named')
     kept.clear()
     gc.collect()

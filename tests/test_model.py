@@ -90,6 +90,10 @@ def test_cached_logits_and_generation_equal_uncached(tiny, order, fields):
         model(tokens[:, :1], order=[0] * depth, cache=cache)
     with pytest.raises(Refused, match='13 tokens are more than the context of 12'):
         model(tokens[:, :3], order=order, cache=cache)
+    refused = {}
+    with pytest.raises(Refused, match='more than the context of 12'):
+        model(tokens_of(model, T=13), cache=refused)
+    model(tokens, order=[0], cache=refused)         # nothing had filled it
     hidden = type('Hidden', (Times,), dict(unrolled=lambda self: self.items))
     with pytest.raises(Refused, match='Hidden.* runs more layers than its unrolled'):
         model(tokens, order=[0, hidden([1]), 2], cache={})

@@ -191,7 +191,7 @@ def test_where_there_is_no_one_effect_of_a_layer(tiny):
     with pytest.raises(Refused, match='propagate=False is for layers alone'):
         future_effects(recurrent, t, propagate=False)
     for look in (depth_score, future_effects):
-        with pytest.raises(Refused, match='begins with other noise in each forward'):
+        with pytest.raises(Refused, match='two forwards of this model differ'):
             look(fresh, t)
     for boundary in (8, -1):            # a boundary has tokens behind it
         with pytest.raises(Refused, match='of 9 tokens stands after each boundary'):

@@ -300,12 +300,12 @@ def test_what_no_core_does(tiny, tokens):
             (lambda: at(core, 3)(tokens, cache=cache), 'this cache was filled by the order'),
             (lambda: at(core, 0)(tokens), 'r=0, backprop_depth=8: both are at least 1'),
             (lambda: model(tokens, order=[0, Core([1])]), 'a Core needs an adapter'),
-            (lambda: surgery(model, ([0], [], [3])), 'has no layer in its core'),
+            (lambda: surgery(model, ([0], [], [3])), 'has no layers in its core'),
             (lambda: surgery(model, ([0], [9], [3])), 'is not made of the layers 0 to 3'),
             (lambda: surgery(model, '1-2-1', inject='linear'), 'inject=linear: identity or add'),
             (lambda: ramp(0, 9, 4, 0.5, 'steep'), 'curriculum_shape=steep'),
             (lambda: parts_of_shape('4-8', 22), 'is not three numbers of layers'),
-            (lambda: parts_of_shape('2-0-2', 22), 'has no layer in its core'),
+            (lambda: parts_of_shape('2-0-2', 22), 'has no layers in its core'),
             (lambda: parts_of_shape('4-9-10', 22), 'more layers than the 22 of the model')):
         with pytest.raises(Refused, match=message):
             call()

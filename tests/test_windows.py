@@ -320,14 +320,14 @@ def test_window_flops_count_evaluations(six):
     ('mid4', 32, (14, 17)), (None, 8, (2, 5)), (None, 3, (0, 2)), ('mid3', 28, (13, 15)),
     ('mid1', 28, (14, 14)), ((3, 5), 6, (3, 5)), ('0-0', 6, (0, 0)), (0.5, 8, (2, 5)),
     (0.0, 8, (0, 3)), (1.0, 8, (4, 7)), (0.6, 28, (15, 18)), ('0.6', 28, (15, 18)),
-    (0.5, 3, (0, 2)), (torch.tensor([3, 5]), 6, (3, 5))], ids=str)
+    (0.5, 3, (0, 2)), (torch.tensor([3, 5]), 6, (3, 5)), (1e-5, 8, (0, 3))], ids=str)
 def test_pick_window(window, depth, expected):
     assert pick_window(window, depth) == expected
 
 
 @pytest.mark.parametrize('window', [
     '1.7', '.', (3, 6), (4, 3), (-1, 2), 'mid', 'mid0', 'mid9', 'foo', 3, '3', (1,), (1, 2, 3),
-    '1-', '-3-5', 'x3-5y', 1.5, '2-9'])
+    '1-', '-3-5', 'x3-5y', 1.5, '2-9', (0.4, 0.6), ['3', '5'], 1e-5 - 1, float('nan'), 'inf'])
 def test_pick_window_refuses(window):
     with pytest.raises(Refused, match='window='):
         pick_window(window, 6)

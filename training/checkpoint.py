@@ -112,9 +112,18 @@ def span_class(name):
         classes += each.__subclasses__()
     classes = [each for each in classes if each.__name__ == name]
     require(classes, f'the class {name} of a Span is needed: import its file (docs/EXTEND.md)')
-    files = {getattr(each, 'file', None) for each in classes}
-    require(len(files) == 1, f'Spans of several files are called {name}: {files}')
-    return classes[-1]          # of a notebook's cell that was run again, the last one
+    # of a notebook's cell that was run again, or a script that is also imported, the last one
+    files = {file_of(each) for each in classes} - {'__main__'}
+    require(len(files) <= 1, f'Spans of several files are called {name}: {files}')
+    return classes[-1]
+
+
+def file_of(kind):
+    "Where a class stands: its functions know, and a config's module is none that could be asked."
+    for each in vars(kind).values():
+        if inspect.isfunction(each) and '__file__' in each.__globals__:
+            return os.path.abspath(each.__globals__['__file__'])
+    return kind.__module__
 
 
 @contextlib.contextmanager

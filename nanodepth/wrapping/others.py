@@ -102,9 +102,9 @@ def replaying(window, layers, pin):
         if layer is window.items[0]:
             caches = [each for each in (*args, *kwargs.values()) if hasattr(each, 'get_seq_length')]
             now.run = Replay(x, caches[0] if caches else None, layers, window)
-        run = now.run
-        require(x is run.plain, 'the model changes the stream between the layers of this window, '
-                'as for an image: choose another window')
+        run = getattr(now, 'run', None)
+        require(run and x is run.plain, 'the model changes the stream between the layers of this '
+                'window, as for an image: choose another window')
         require(not (pin and layer.training and getattr(layer, 'gradient_checkpointing', False)),
                 'pin: what gradient checkpointing computes again is not pinned: turn it off')
         run.calls[layer] = call
