@@ -83,9 +83,9 @@ class Core(Span):
             s = torch.stack([torch.randn(T, C, generator=each, device=each.device)
                              for each in self.generators])
         else:
-            end = run.start + T
-            rows = max(64, 2 ** math.ceil(math.log2(end)))      # few sizes are drawn
-            s = noise_of_places(rows, C, e.device)[run.start:end]               # (T, C)
+            blocks = range(run.start // 64, (run.start + T - 1) // 64 + 1)
+            s = torch.cat([noise_of_block(i, C, e.device) for i in blocks])
+            s = s[run.start % 64:][:T]                                          # (T, C)
         return (s.to(e) * math.sqrt(2 / (5 * C))).expand(B, T, C)       # (the authors' std)
 
     def unrolled(self):
@@ -99,10 +99,10 @@ class Core(Span):
         return with_gradient * of_run + (self.r - with_gradient) * (of_run // 3)
 
 
-@functools.lru_cache(maxsize=2)
-def noise_of_places(rows, width, device):
-    "(rows, width). Of powers of two from 16 on, torch draws a longer one that begins as a shorter."
-    return torch.randn(rows, width, generator=torch.Generator().manual_seed(0)).to(device)
+@functools.lru_cache(maxsize=64)
+def noise_of_block(i, width, device):
+    "The noise of the places 64 i to 64 i + 63 of any text: (64, width)."
+    return torch.randn(64, width, generator=torch.Generator().manual_seed(i)).to(device)
 
 
 def core_of(model):

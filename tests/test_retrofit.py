@@ -165,6 +165,18 @@ def test_first_state(kind, std, most):
     assert not torch.equal(of_rows[0], of_rows[1])
 
 
+def test_first_state_in_blocks_of_64_places():
+    "A gold value, which checkpoints and exports rely on; a text in pieces has the same."
+    e, core = torch.zeros(1, 200, 32), Core([0])
+    whole = core.first_state(SimpleNamespace(start=0), e)[0]
+    block = torch.randn(64, 32, generator=torch.Generator().manual_seed(2)) * math.sqrt(2 / 160)
+    assert torch.equal(whole[128:192], block)
+    assert whole[128, :3].tolist() == pytest.approx([-0.1164, 0.1025, -0.1458], abs=1e-4)
+    for start, T in ((0, 64), (63, 1), (64, 1), (60, 70), (130, 70)):
+        piece = core.first_state(SimpleNamespace(start=start), e[:, :T])[0]
+        assert torch.equal(piece, whole[start:start + T])
+
+
 def test_first_state_is_fresh_in_each_forward():
     def fresh():
         core, run = AuthorsCore([0], fresh=True), SimpleNamespace(start=0)

@@ -43,10 +43,10 @@ class AuthorsCore(Core):
         elif self.fresh:
             self.forwards += 1
             s = self.noise((B, T, C), generator_for(0, 'first state', self.forwards, e.device))
-        else:                           # of each place, in pieces of 64 from one generator
-            generator, end = torch.Generator().manual_seed(0), run.start + T
-            pieces = [self.noise((64, C), generator) for _ in range(math.ceil(end / 64))]
-            s = torch.cat(pieces)[run.start:end]                                # (T, C)
+        else:                           # of each place, in blocks of 64
+            blocks = range(run.start // 64, (run.start + T - 1) // 64 + 1)
+            s = torch.cat([self.noise((64, C), torch.Generator().manual_seed(i)) for i in blocks])
+            s = s[run.start % 64:][:T]                                          # (T, C)
         return (s.to(e) * self.std(C)).expand(B, T, C)
 
     def noise(self, shape, generator):

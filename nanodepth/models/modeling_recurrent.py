@@ -124,9 +124,9 @@ class RavenForCausalLM(PreTrainedModel, GenerationMixin):
             return torch.zeros_like(e)
         if kind == 'fresh':
             return self.noise(e.shape).to(e) * std
-        seeded = torch.Generator().manual_seed(0)       # the same for every text: 64 at a time
-        rows = [self.noise((64, e.shape[-1]), seeded)
-                for _ in range(0, int(positions.max()) + 1, 64)]
+        # the same for every text: 64 places at a time, each block by its own seed
+        rows = [self.noise((64, e.shape[-1]), torch.Generator().manual_seed(i))
+                for i in range(int(positions.max()) // 64 + 1)]
         return (torch.cat(rows).to(e)[positions] * std).expand_as(e)
 
     # --------------------------------------------------------------------------------- one forward
