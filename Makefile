@@ -32,8 +32,7 @@ demo: data/toy_deep/train.json data/toy/train.json      # docs/demo.html: LIDAS 
 	$(PY) train.py config/lidas.py --keep_stages=true --out_dir=out/demo/lidas
 	$(PY) train.py config/loop_1_2x3_1.py --out_dir=out/demo/loop
 	$(PY) train.py config/baseline.py --out_dir=out/demo/baseline
-	test -f out/demo/cut/ckpt.pt || $(PY) -m nanodepth cut out/demo/baseline 2-2-2 --out=out/demo/cut
-	$(PY) train.py config/retrofit.py --init_from=out/demo/cut --out_dir=out/demo/retrofit
+	$(PY) train.py config/retrofit.py --init_from=out/demo/baseline --out_dir=out/demo/retrofit
 	$(PY) -m nanodepth play out/demo/lidas out/demo/loop out/demo/retrofit --out=docs/demo.html --open=false
 compare_toy: data/toy_deep/train.json data/toy/train.json       # the toy's tables anew, of eight seeds or SEEDS=4-7, in out/compare_toy; 70 minutes each
 	OMP_NUM_THREADS=1 $(PY) -m nanodepth compare docs/results/compare_toy.py $(if $(SEEDS),--seeds=$(SEEDS))

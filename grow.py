@@ -141,7 +141,10 @@ def growths(grow, start, end, block):
             f'{name} cannot grow from {start} layers to {end} in blocks of {block}')
     orders, depths = [], [start]
     while depths[-1] < end:
-        order = [int(i) for i in operator(depths[-1], block)]   # one of yours may use numpy
+        try:
+            order = [int(i) for i in operator(depths[-1], block)]       # one of yours may use numpy
+        except Refused as error:
+            raise Refused(f'{name} cannot grow {depths[-1]} layers by {block}: {error}') from None
         require(len(order) > depths[-1] and {*order} <= {*range(depths[-1])},
                 f'{name} does not grow a model of {depths[-1]} layers by the order {order}')
         orders.append(order)

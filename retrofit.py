@@ -18,22 +18,20 @@ The authors' adapter and noise, and their count of FLOPs, are in nanodepth/model
 Usage:
     model = surgery(model, '2-2-2')         # model.order is now [0, 1, Core([2, 3]), 4, 5]
     core_of(model).r = 8                    # from now on the core runs eight times
-    python retrofit.py out/baseline 2-2-2   # cuts a run of train.py into out/baseline_2-2-2
-    python train.py config/retrofit.py      # trains that
+    python retrofit.py 2-2-2 8              # the parts of eight layers, and what r costs
+    python train.py config/retrofit.py      # init_from = 'out/baseline', cut = '2-2-2'
 """
 import functools
 import math
 import re
-import shutil
 import sys
-from pathlib import Path
 
 import torch
 import torch.nn as nn
 from torch.utils.checkpoint import checkpoint
 
 from grow import untie
-from model import Refused, Span, require, spans_in, unrolled
+from model import LM, ModelConfig, Refused, Span, require, spans_in, unrolled
 
 
 class Core(Span):
@@ -184,23 +182,19 @@ def ramp(step, steps, top, share, curve='linear'):
 
 
 if __name__ == '__main__':
-    import retrofit     # this file is __main__ here, and checkpoint.py needs the Core of retrofit
-    from training.checkpoint import load, save
-    if len(sys.argv) != 3:
+    words = sys.argv[1:]
+    if len(words) != 2 or not words[1].isdigit():
         raise SystemExit(__doc__)
-    given, shape = Path(sys.argv[1]), sys.argv[2]
-    folder = (given.parent if given.suffix == '.pt' else given).resolve()       # of its run
+    shape, n_layer = words[0], int(words[1])
     try:
-        model, saved = load(given)
-        recurrent = retrofit.surgery(model, shape)          # it may refuse, before anything is made
-        out = folder.with_name(f'{folder.name}_{shape}')
-        require(not out.exists(), f'{out} is there already: remove it, or give it another name')
+        parts = parts_of_shape(shape, n_layer)
+        model = surgery(LM(ModelConfig(n_layer=n_layer)), shape)
     except Refused as error:
         sys.exit(f'retrofit: {error}')
-    out.mkdir()
-    save(out, recurrent, [], config=saved['config'], published=saved.get('published'), flops=0,
-         data=saved['data'], inherited_flops=saved['flops'] + saved['inherited_flops'])
-    for path in [*folder.glob('*.json'), *folder.glob('*.jinja')]:      # run.json, a tokenizer
-        shutil.copy(path, out)
-    print(f'{out}: prelude, core and coda were the layers',
-          *parts_of_shape(shape, len(model.layers)))
+    for name, layers in zip(('prelude', 'core', 'coda'), parts):
+        print(f'{name:8} layers {" ".join(map(str, layers))}')
+    once = LM(ModelConfig(n_layer=n_layer)).flops_per_token()
+    for r in range(1, 9):
+        core_of(model).r = r
+        print(f'r = {r}: {len(unrolled(model.order)):3} layers deep, '
+              f'{model.flops_per_token() / once:4.0%} of the training FLOPs of {n_layer} layers')

@@ -15,6 +15,7 @@ Usage:
 """
 import contextlib
 import gc
+import importlib.util
 import json
 import math
 import os
@@ -25,44 +26,41 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == '__main__':
-    # A thread of torch that waits for work keeps its core busy, which slows down a run beside this
-    # one. So it waits for 1,000 turns only. (This must be said before torch is loaded.)
-    os.environ.setdefault('GOMP_SPINCOUNT', '1000')
+    # Threads of torch that wait are busy, and slow down a run beside this one: 1,000 turns only.
+    os.environ.setdefault('GOMP_SPINCOUNT', '1000')     # (said before torch is loaded)
 
 import torch
 from tqdm import tqdm
 
 from grow import untie
-from model import LM, Refused, require, unrolled
-from retrofit import Core, core_of
-from training.checkpoint import (as_written, load, open_log, prepare_folder, read_log,
-                                 refuse_unreadable, save, written)
-from training.loader import open_data, refuse_other_data
-from training.machine import (RANK, SIZE, Machine, exchange, machine_of, say, stopping, together,
-                              wrap)
+from model import LM, Refused, require, spans_in, unrolled
+from retrofit import core_of
+from training.checkpoint import load, open_folder, read_log, save, written
+from training.loader import open_data
+from training.machine import (RANK, SIZE, Machine, compile_and_distribute, exchange, machine_of,
+                              say, stopping, together)
 from training.measure import measure
 from training.optimizers import load_states, made_anew, make_optimizers, parameters_of
 from training.picture import draw
-from training.plan import (Config, hash_of_plans, model_config, plan, refuse_another_run,
-                           refuse_what_does_not_fit, resolved, seed_for, stages)
+from training.plan import Config, plan, seed_for
 from training.settings import read
+from training.start import differences, kept_of, start
 
 
 @dataclass
 class Run:
-    "All that a run holds in memory. `change` gives it another model, `note` adds to its totals."
-    c: Config                   # as `resolved` gave it
+    "All that a run holds in memory. `deepen` gives it another model, `add_up` adds to its totals."
+    c: Config                   # with what the model decides filled in
     machine: Machine
     data: dict                  # Loaders: 'data', 'val' and perhaps 'cooldown_data'
     model: LM
     optimizers: list
     wrapped: torch.nn.Module    # the model, or of several processes DDP around it
     totals: dict                # step, tokens, flops and seconds until now
-    plans: str                  # a hash of the plans until now
     kept: dict                  # what each checkpoint says of the config, the data and the parent
-    log: Any                    # log.jsonl; the null device where RANK is not 0
     bar: tqdm
-    online: Any                 # wandb's run, or None
+    log: Any = None             # log.jsonl; the null device where RANK is not 0
+    online: Any = None          # wandb's run, or None
 
 
 def train(c, open_parent=load):
@@ -88,26 +86,29 @@ def take_steps(run, signals):
     batch = fetch(run, step) if step < c.steps else None
     while step < c.steps and not stopped_by:
         now = plan(c, step)
-        events = change(run, now)               # the model may grow, or get another order
+        event = change(run, now)                # the model may grow, or get another order
         began = time.perf_counter()
-        with recurring(run.model, now):
+        torch.manual_seed(seed_for(c.seed, f'a Span in process {RANK}', step))
+        with as_planned(run.model, now):
             own_loss = backward(run, now, batch)
             flops = run.model.flops_per_token(context=c.context)    # with this step's r
-        norm = clip(run)
+        norm = torch.nn.utils.clip_grad_norm_(parameters_of(run.optimizers),
+                                              c.grad_clip or math.inf)
         if step + 1 < c.steps:
-            batch = fetch(run, step + 1)        # while the GPU works: `exchange` waits for it
-        loss, stopped_by = exchange(run.machine, own_loss, signals)
+            batch = fetch(run, step + 1)        # while the GPU works: the next line waits for it
+        loss, stopped_by = exchange(run.machine, own_loss.item(), signals)
         norm = norm.item()
-        if not math.isfinite(loss + norm):      # in the log, so that a lower rate may go on here
-            run.log.write(json.dumps(dict(step=step + 1, finite=False)) + '\n')
-            raise Refused(f'step {step + 1} was not taken: loss {loss}, gradient norm {norm}. With '
-                          'a lower --lr or --grad_clip the same command goes on')
+        require(math.isfinite(loss + norm), f'step {step + 1} was not taken: loss {loss}, gradient '
+                f'norm {norm}. A branch goes on from the last checkpoint: --branch_from={c.out_dir}'
+                ', another --out_dir, and a lower --lr or --grad_clip')
+        torch.manual_seed(seed_for(c.seed, 'optimizers', step))     # of equal weights, equal draws
         update(run, now.rate)
-        note(run, now, events, time.perf_counter() - began, flops, loss=loss, grad_norm=norm)
+        cost = add_up(run, time.perf_counter() - began, flops)
+        log(run, now, dict(loss=loss, grad_norm=norm) | event, cost)
         step = run.totals['step']
         stays = is_due(step, c.keep_every)
         if stays or is_due(step, c.save_every) or step == c.steps or stopped_by:
-            save_run(run, [f'ckpt-{step}.pt', 'ckpt.pt'] if stays else ['ckpt.pt'])
+            save_run(run, stays)
     return stopped_by
 
 
@@ -122,13 +123,17 @@ def fetch(run, step):
 
 
 @contextlib.contextmanager
-def recurring(model, now):
-    "In here a core runs as often as the plan says. (Its own r is for validation and checkpoints.)"
-    core = core_of(model) or Core([])           # (a model without a core: one that nobody runs)
-    own = dict(vars(core))      # r, backprop_depth, and the generators that `backward` sets
+def as_planned(model, now):
+    "In here a core runs as often as the plan says, and elsewhere as often as the config."
+    core = core_of(model)
+    if core is None:
+        yield
+        return
+    config_says = core.r, core.backprop_depth
     core.r, core.backprop_depth = now.r, now.backprop_depth
     yield
-    vars(core).update(own)
+    core.r, core.backprop_depth = config_says
+    core.generators = None
 
 
 def backward(run, now, batch):
@@ -155,12 +160,6 @@ def backward(run, now, batch):
     return loss
 
 
-def clip(run):
-    "Clips the gradients, and returns their norm before that. (The order decides its last bit.)"
-    return torch.nn.utils.clip_grad_norm_(parameters_of(run.optimizers),
-                                          run.c.grad_clip or math.inf)
-
-
 def update(run, rate):
     "One step of each optimizer, at this share of its peak rate."
     for optimizer in run.optimizers:
@@ -175,48 +174,59 @@ def change(run, now):
     grows = now.n_layer > len(run.model.layers)
     if not grows and (now.order is None or written(now.order) == written(run.model.order)):
         return {}
-    event = dict(before=measure(run)['val_loss'])
+    before = measure(run)['val_loss']
     if grows:
-        if run.c.keep_stages:
-            save_run(run, [f'ckpt-{now.step}.pt', 'ckpt.pt'])
-        run.wrapped = None      # DDP and its gradients go with the old model
-        torch.manual_seed(seed_for(run.c.seed, 'growth', now.step))     # for `init`
-        run.model = untie(run.model, now.grown_from, run.optimizers, run.c.init)
-        run.optimizers = made_anew(run.optimizers, run.model, run.c)    # groups may be by depth
-        gc.collect()            # the old model's memory: compiled Blocks are reference cycles
-        torch.cuda.empty_cache()
-        run.wrapped = wrap(run.machine, run.model)
-        event |= dict(origin=now.grown_from, init=getattr(run.c.init, '__name__', None))
+        deepen(run, now)
     else:
         run.model.order = now.order
-    event['after'] = measure(run)['val_loss']
+    event = dict(before=before, after=measure(run)['val_loss'])
     say(f'now {now.n_layer} layers, {len(unrolled(run.model.order))} deep: the validation loss was '
         f'{event["before"]:.4f} and is {event["after"]:.4f}')
-    return dict(grown=event) if grows else dict(looped=event)
+    if not grows:
+        return dict(looped=event)
+    init = getattr(run.c.init, '__name__', None)
+    return dict(grown=event | dict(origin=now.grown_from, init=init))
 
 
-def note(run, now, events, took, flops_per_token, **numbers):
-    "After a step: add up what it cost, measure where that is due, and write a line of the log."
-    c, totals = run.c, run.totals
-    tokens = c.batch_size * c.context
-    flops = int(tokens * flops_per_token)
-    for name, more in dict(step=1, tokens=tokens, flops=flops, seconds=took).items():
-        totals[name] += more
-    run.plans = hash_of_plans(run.plans, now)
-    step = totals['step']
+def deepen(run, now):
+    "To the next stage: each layer, and its optimizer's states, are copies of an earlier one's."
+    if run.c.keep_stages:
+        save_run(run, stays=True)
+    run.wrapped = None      # DDP and its gradients go with the old model
+    torch.manual_seed(seed_for(run.c.seed, 'growth', now.step))     # for `init`
+    run.model = untie(run.model, now.grown_from, run.optimizers, run.c.init)
+    run.optimizers = made_anew(run.optimizers, run.model, run.c)    # groups may be by depth
+    gc.collect()            # the old model's memory: compiled Blocks are reference cycles
+    torch.cuda.empty_cache()
+    run.wrapped = compile_and_distribute(run.machine, run.model)
+
+
+def add_up(run, seconds, flops_per_token):
+    "Adds what a step has cost to the totals, and returns it."
+    tokens = run.c.batch_size * run.c.context
+    cost = dict(step=1, tokens=tokens, flops=int(tokens * flops_per_token), seconds=seconds)
+    for name, more in cost.items():
+        run.totals[name] += more
     run.bar.update()
+    return cost
+
+
+def log(run, now, numbers, cost):
+    "After a step: measure where that is due, and write a line of the log."
+    c, step, took = run.c, run.totals['step'], cost['seconds']
     is_measured = is_due(step, c.eval_every) or step == c.steps
     measured = measure(run, c.metric) if is_measured else {}
-    if events or measured or is_due(step, c.log_every):
-        recurrence = dict(r=now.r, backprop_depth=now.backprop_depth) if now.r else {}
-        memory = torch.cuda.max_memory_allocated() / 1e9 if run.machine.cuda else None
-        costs = dict(
-            seconds=round(totals['seconds'], 1), tokens_per_s=round(tokens / took),
-            memory_gb=memory and round(memory, 2),
-            mfu=round(flops / took / run.machine.peak, 4) if run.machine.peak else None,
-            lr=run.optimizers[0].param_groups[0]['lr'],         # with muon, of the layers' matrices
-            passes=round(run.data[now.data].passes(now.batch + 1), 2))
-        write_line(run, numbers | recurrence | events | costs, measured)
+    if not (measured or is_due(step, c.log_every) or numbers.keys() & {'grown', 'looped'}):
+        return
+    recurrence = dict(r=now.r, backprop_depth=now.backprop_depth) if now.r else {}
+    memory = torch.cuda.max_memory_allocated() / 1e9 if run.machine.cuda else None
+    costs = dict(
+        seconds=round(run.totals['seconds'], 1), tokens_per_s=round(cost['tokens'] / took),
+        memory_gb=memory and round(memory, 2),
+        mfu=round(cost['flops'] / took / run.machine.peak, 4) if run.machine.peak else None,
+        lr=run.optimizers[0].param_groups[0]['lr'],         # with muon, of the layers' matrices
+        passes=round(run.data[now.data].passes(now.batch + 1), 2))
+    write_line(run, numbers | recurrence | costs, measured)
 
 
 def is_due(step, every):
@@ -226,9 +236,7 @@ def is_due(step, every):
 def write_line(run, line, measured):
     "A line of the log. Its numbers stand beside the bar, or where nobody watches, on a line."
     depth = len(unrolled(run.model.order))
-    line = run.totals | line | dict(n_layer=len(run.model.layers), depth=depth)
-    require(not line.keys() & measured.keys(), 'a metric has the name of a number of the log')
-    line |= measured
+    line = run.totals | line | dict(n_layer=len(run.model.layers), depth=depth) | measured
     run.log.write(json.dumps(line) + '\n')
     if run.online:
         run.online.log(line, step=line['step'])
@@ -241,91 +249,72 @@ def write_line(run, line, measured):
         say(f'step {line["step"]} of {run.c.steps}: {", ".join(words)}')
 
 
-def save_run(run, names):
-    save(run.c.out_dir, run.model, run.optimizers, names, plans=run.plans, **run.kept, **run.totals)
+def save_run(run, stays=False):
+    names = [f'ckpt-{run.totals["step"]}.pt', 'ckpt.pt'] if stays else ['ckpt.pt']
+    save(run.c.out_dir, run.model, run.optimizers, names, **run.kept, **run.totals)
 
 
 def report(run):
     "What a finished run leaves, and what to type next."
     out, flops = Path(run.c.out_dir), run.totals['flops']
-    full = run.totals['tokens'] * run.model.flops_per_token(context=run.c.context)
-    saving = f', {1 - flops / full:.1%} less than at the last depth' if run.c.grow else ''
+    # what it had cost with all layers from the start, and the same loop in the cool-down
+    of_decay = run.c.decay_steps / run.c.steps
+    plain, last = (run.model.flops_per_token(order, run.c.context)
+                   for order in ([*range(len(run.model.layers))], run.model.order))
+    full = run.totals['tokens'] * ((1 - of_decay) * plain + of_decay * last)
+    saving = f', {1 - flops / full:.1%} less than at full depth from the start'
+    saving = saving if run.c.grow else ''
     if RANK == 0:
         with contextlib.suppress(ImportError):      # without matplotlib there is no picture
             draw({out.name: read_log(out / 'log.jsonl')}, out / 'loss.png')
-    say(f'{flops:.3e} training FLOPs{saving}. All is in {out}. Next: python probe.py {out}')
+    more = '' if spans_in(run.model.order) else f' Next: python probe.py {out}'
+    say(f'{flops:.3e} training FLOPs{saving}. All is in {out}.{more}')
 
 
 # --------------------------------------------------------------------------------- where it begins
 
 def begin(c, machine, open_parent):
-    "A Run at its first step, or at the next one, if it was stopped."
-    out, data = Path(c.out_dir), open_data(c)
-    model, saved, parent = open_model(c, data, open_parent)
-    step = saved.get('step', 0)
-    asked, c = c, resolved(c, model, saved)
-    config = as_written(c)
-    # is it what was asked for?
-    refuse_what_does_not_fit(c, model, not saved, SIZE)
-    if saved:
-        refuse_another_run(c, config, saved, read_log(out / 'log.jsonl'))
-    # cooldown_data may be another until it is read
-    were_read = {'data', 'val', plan(c, step - 1).data} if step else {'data', 'val'}
-    refuse_other_data(data, saved, parent, model.config.vocab_size, were_read)
-    # the model as it is trained
-    if core := core_of(model):
-        core.r, core.backprop_depth, core.recompute = c.recurrence, c.backprop_depth, c.recompute
-    if not saved:
-        model.order = plan(c, 0).order or model.order
+    "A Run at its next step. (training/start.py says where it comes from.)"
+    require(not c.wandb or importlib.util.find_spec('wandb'), '--wandb needs pip install wandb')
+    data = open_data(c)
+    settings, model, past = start(c, data, open_parent)
+    kept = kept_of(past, settings, data)
+    is_resumed = past.origin == c.out_dir
     model.to(machine.device, torch.float32)
-    optimizers = make_optimizers(model, c)
-    refuse_unreadable(model.order, optimizers)
-    if saved:
-        load_states(optimizers, saved['optimizers'])
-    flops_before = parent.get('flops', 0) + parent.get('inherited_flops', 0)
-    run = Run(c, machine, data, model, optimizers, wrap(machine, model),
-              totals={name: saved.get(name, 0) for name in ('step', 'tokens', 'flops', 'seconds')},
-              plans=saved.get('plans', ''),
-              kept=dict(config=config, published=(saved or parent).get('published', False),
-                        inherited_flops=saved.get('inherited_flops', flops_before),
-                        data={name: loader.description() for name, loader in data.items()}),
-              bar=tqdm(total=c.steps, initial=step, disable=RANK > 0 or not sys.stderr.isatty()),
-              log=open(os.devnull, 'w'), online=None)
-    measured = measure(run, c.metric) if step == 0 else {}
-    # its folder: what was refused until here has left none
-    if RANK == 0:
-        if c.wandb:
-            import wandb
-            run.online = wandb.init(project='nanodepth', name=out.name, config=config)
-        prepare_folder(out, config, data['data'].datasets, parent.get('copy_words'))
-        run.log = open_log(out, step)
-    trunk = c.steps - (c.decay_steps if c.cooldown_data else 0)
-    decided = [f'{name}={value}' for name, value in vars(c).items() if value != vars(asked)[name]]
-    functions = [name for name, value in vars(c).items() if callable(value)]
-    say(f'{model.num_params():,} parameters, {SIZE} x {machine.device}; steps {step:,} to '
-        f'{c.steps:,}; the data is read {data["data"].passes(trunk):.2f} times\nfunctions of the '
-        f'config: {", ".join(functions) or "none"}; from the model: {", ".join(decided) or "none"}')
-    if saved.get('config') != config:       # a new run, or what a resume may change
-        save_run(run, ['ckpt.pt'])
-    if step == 0:
+    optimizers = make_optimizers(model, settings)
+    if past.origin:
+        load_states(optimizers, past.optimizers, is_resumed)
+    totals = dict(step=past.step, tokens=past.tokens, flops=past.flops, seconds=past.seconds)
+    bar = tqdm(total=c.steps, initial=past.step, disable=RANK > 0 or not sys.stderr.isatty())
+    run = Run(settings, machine, data, model, optimizers, compile_and_distribute(machine, model),
+              totals, kept, bar)
+    measured = measure(run, c.metric)   # now, so that a bad metric fails before a folder is made
+    run.log = open_folder(Path(c.out_dir), kept['config'], data['data'].datasets, past)
+    if c.wandb and RANK == 0:
+        import wandb
+        run.online = wandb.init(project='nanodepth', name=Path(c.out_dir).name,
+                                config=kept['config'])
+    greet(run, c, past)
+    if not is_resumed:
+        save_run(run)
+    if past.step == 0:
         write_line(run, {}, measured)
     return run
 
 
-def open_model(c, data, open_parent):
-    """(model, saved, parent): the model of the run's last checkpoint, and what else that says; or
-    init_from's, and what that says; or a new one. `saved` or `parent` is {} if there is none."""
-    if (Path(c.out_dir) / 'ckpt.pt').exists():
-        model, saved = load(c.out_dir)
-        require(saved['optimizers'],
-                f'{c.out_dir} has weights alone: --init_from={c.out_dir} begins with them')
-        return model, saved, {}
-    if c.init_from:
-        model, parent = open_parent(c.init_from)
-        return model, {}, parent
-    torch.manual_seed(seed_for(c.seed, 'init'))
-    n_vocab = c.vocab_size or data['data'].datasets[0].about['n_vocab']
-    return LM(model_config(c, stages(c)[0].n_layer, n_vocab)), {}, {}
+def greet(run, asked, past):
+    "What is about to happen, and what was decided."
+    c, data = run.c, run.data['data']
+    read = data.passes(c.steps - (c.decay_steps if c.cooldown_data else 0))
+    decided = [f'{name}={value}' for name, value in vars(c).items() if value != vars(asked)[name]]
+    functions = [name for name, value in vars(c).items() if callable(value)]
+    say(f'{run.model.num_params():,} parameters, {SIZE} x {run.machine.device}; steps '
+        f'{past.step:,} to {c.steps:,}; the data is read {read:.2f} times')
+    say(f'functions of the config: {", ".join(functions) or "none"}; from the model: '
+        f'{", ".join(decided) or "none"}')
+    if past.origin and past.origin != c.out_dir:
+        differ = differences(past.config, run.kept['config'], but=('out_dir', 'branch_from'))
+        say(f'a branch of {past.origin} after step {past.step:,}, with {differ or "its settings"}')
 
 
 if __name__ == '__main__':

@@ -3,7 +3,6 @@
 Trained on deeper chains (up to five aliases) than the baseline knows (up to three):
 
     python train.py config/baseline.py
-    python retrofit.py out/baseline 2-2-2
     python data/toy/prepare.py --aliases=0-5 --out=data/toy_deep
     python train.py config/retrofit.py
 
@@ -12,7 +11,8 @@ Two layers, two that run about five times, two: 2 to 3 minutes on two CPU cores.
 many FLOPs.
 """
 out_dir = 'out/retrofit'
-init_from = 'out/baseline_2-2-2'
+init_from = 'out/baseline'
+cut = '2-2-2'               # of its layers: two, two that recur, two
 data = 'data/toy_deep'
 recurrence = 4
 curriculum = 0.25

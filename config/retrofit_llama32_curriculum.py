@@ -14,4 +14,6 @@ batch_size = 512
 grad_accum = 8
 optimizer = 'adamw'
 lr = 5e-5
+adamw_lr = None             # these two were Muon's
+muon_scaling = 'match_rms_adamw'
 lr_shape = 'constant'

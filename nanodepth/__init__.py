@@ -17,7 +17,7 @@ if ROOT != HERE:
 # in an order in which each stands behind those that it imports
 BOOK = ('model', 'loop', 'grow', 'retrofit', 'wrapper', 'probe', 'training', 'training.machine',
         'training.settings', 'training.plan', 'training.loader', 'training.optimizers',
-        'training.measure', 'training.checkpoint', 'training.picture', 'train')
+        'training.measure', 'training.checkpoint', 'training.start', 'training.picture', 'train')
 
 
 def file_of(name):

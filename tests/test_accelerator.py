@@ -34,6 +34,7 @@ def test_layers_compute_in_the_type_that_is_asked_for(dtype, config, monkeypatch
     ('T4', (7, 5), 'bfloat16', True, 0),
     ('GeForce RTX 4090 Laptop GPU', (8, 9), 'auto', True, 0)])
 def test_what_a_gpu_is_fast_at(name, capability, dtype, half, peak, config, monkeypatch):
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
     monkeypatch.setattr(torch.cuda, 'get_device_name', lambda *_: f'NVIDIA {name}')
     monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda *_: capability)
     monkeypatch.setattr(torch.cuda, 'set_device', lambda device: None)

@@ -82,27 +82,24 @@ def test_alone_in_an_empty_folder(tmp_path):
         assert words in said
     assert (tmp_path / 'out/parts/loss.png').stat().st_size > 10_000
     lines = [                               # one after the other, as if each were typed
-        ['retrofit.py', 'out/parts', '2-2-2'],
-        ['train.py', *TINY, '--steps=3', '--init_from=out/parts_2-2-2', '--out_dir=out/core'],
+        ['train.py', *TINY, '--steps=3', '--init_from=out/parts', '--cut=2-2-2',
+         '--out_dir=out/core'],
         [*line, '--out_dir=out/whole'], ['grow.py', 'lidas', '8', '2'], ['loop.py', '4-4x4-4'],
-        ['wrapper.py'], ['probe.py', 'out/whole', 'out/core']]
+        ['retrofit.py', '2-2-2', '8'], ['wrapper.py'], ['probe.py', 'out/whole', 'out/core']]
     said = python('-c', f'''if True:
         import runpy, sys
         for sys.argv in {lines}:
             runpy.run_path(sys.argv[0], run_name='__main__')''')
     assert said.count('depth score') == 2
-    nanodepth('cut', [str(tmp_path / 'out/parts'), '2-2-2', f'--out={tmp_path / "cut"}'])
-    saved, of_command = (torch.load(path / 'ckpt.pt', weights_only=True)
-                         for path in (tmp_path / 'out/parts_2-2-2', tmp_path / 'cut'))
-    assert same(saved.pop('model'), of_command.pop('model')) and saved == of_command
+    assert 'core     layers 4 5' in said
+    assert 'Core' in str(torch.load(tmp_path / 'out/core/ckpt.pt', weights_only=True)['order'])
     assert same(weights_of(tmp_path / 'out/whole'), weights_of(tmp_path / 'out/parts'))
 
 
 @pytest.mark.parametrize('words, line', [
     ('probe.py nowhere', 'probe: there is no run in nowhere'),
     ('probe.py run', 'probe: there is no data in gone: see its config or prepare.py'),
-    ('retrofit.py nowhere 1-1-1', 'retrofit: there is no run in nowhere'),
-    ('retrofit.py run 9-1-1', 'retrofit: ')])
+    ('retrofit.py 6-2-2 8', 'retrofit: the shape 6-2-2 has more layers than the 8 of the model')])
 def test_a_mistake_is_a_line_of_a_script_too(words, line, tiny, tmp_path, monkeypatch):
     save_run(tmp_path / 'run', tiny(vocab_size=257), data='gone')
     monkeypatch.chdir(tmp_path)

@@ -21,7 +21,7 @@ from nanodepth.model import Span, spans_in
 from nanodepth.models.authors import AuthorsCore
 from nanodepth.models.checkpoint import load_model
 from nanodepth.retrofit import Adapter, Core, core_of
-from nanodepth.training.checkpoint import load, refuse_unreadable, save, span_class, written
+from nanodepth.training.checkpoint import load, save, span_class, written
 from nanodepth.wrapper import Window
 
 
@@ -118,15 +118,17 @@ def test_span_class_is_known_by_its_name(tmp_path):
     gc.collect()
 
 
-def test_what_no_checkpoint_can_say_is_told_before_a_run():
+def test_what_no_checkpoint_can_say_is_not_saved(tiny, tmp_path):
     class Core(Span):                           # the name of the book's
         pass
-    with pytest.raises(Refused, match='Spans of several files are called Core'):
-        refuse_unreadable([0, Core([1]), 2], [])
+    for order, message in (([0, Core([1]), 2], 'Spans of several files are called Core'),
+                           ([0, Times([1], print), 2], 'no checkpoint of this run could be read')):
+        with pytest.raises(Refused, match=message):
+            save(tmp_path, tiny(order=order), [])
+        assert not [*tmp_path.glob('*.pt')]
+    order.clear()
     del Core
     gc.collect()
-    with pytest.raises(Refused, match='no checkpoint of this run could be read'):
-        refuse_unreadable([0, Times([1], print), 2], [])
 
 
 def test_a_checkpoint_of_other_settings_is_a_line(ordered, tmp_path):

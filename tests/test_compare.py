@@ -86,7 +86,8 @@ def table_of(said, measure):
 
 def test_a_line_is_a_config_a_variant_or_a_cut(data, tmp_path):
     arms = Arms({'twice': 'plain --lr=2e-3', 'plain': f'config/baseline.py --data={data}',
-                 'late': 'config/retrofit.py --init_from={cut}', 'cut': 'cut {plain} 2-2-2',
+                 'late': 'config/retrofit.py --cut=none --init_from={cut}',
+                 'cut': 'cut {plain} 2-2-2',
                  'long' * 99: 'twice'}, tmp_path, [f'--data={data}', '--lr=4e-3'])
     order = [*arms]                     # what is needed comes first
     assert order.index('plain') < order.index('cut') < order.index('late')
@@ -211,7 +212,7 @@ def test_a_partner_is_trained_if_no_other_run_has_the_arms_flops(data, tmp_path)
 
 def test_what_a_model_begins_from_counts(data, tmp_path):
     lines = dict(plain=BASE, cut='cut {plain} 1-2-1',
-                 core='config/retrofit.py --init_from={cut} --recurrence=2',
+                 core='config/retrofit.py --cut=none --init_from={cut} --recurrence=2',
                  same='plain --init_from={plain} --flops=core')
     arms = Arms(lines, tmp_path, [*SMALL.split(), f'--data={data}', '--device=cpu'], partners=True)
     for name, command, out in (('plain', 'train', 'out_dir'), ('cut', 'cut', 'out')):
@@ -342,7 +343,7 @@ def test_a_folder_is_named_by_all_that_decides_what_will_stand_in_it(data, tmp_p
 
     def folders(line='--lr=1e-3', shape='1-2-1'):
         arms = Arms(dict(own=f'{own}/c.py {line}', cut=f'cut {{own}} {shape}',
-                         core='config/retrofit.py --init_from={cut}',
+                         core='config/retrofit.py --cut=none --init_from={cut}',
                          partner='other --flops=own', other='config/baseline.py --context=32'),
                     tmp_path, [f'--data={data}'])
         return {name: arms.folder(name, 0) for name in arms}
@@ -402,7 +403,8 @@ def test_of_a_parent_for_each_seed_that_one_counts(tiny, data, tmp_path):
     arms = Arms(dict(first=f'config/baseline.py --init_from={tmp_path}/p-0',
                      on=f'config/baseline.py --init_from={tmp_path}/p-{{seed}}',
                      cut='cut {on} 1-2-1 --seed={seed}', same='cut {new} 1-2-1 --seed={seed}',
-                     core='config/retrofit.py --init_from={cut}', new='config/baseline.py'),
+                     core='config/retrofit.py --cut=none --init_from={cut}',
+                     new='config/baseline.py'),
                 tmp_path, [f'--data={data}'], partners=True)
 
     def folders():
@@ -438,7 +440,8 @@ def test_what_was_stopped_goes_on(call, tmp_path, monkeypatch):
     "In a run, and then in a cut."
     file = write(tmp_path / 'arms.py', f"partners, measures = False, ('loss',)\n"
                  f"arms = dict(plain='{BASE}', cut='cut {{plain}} 1-2-1 --seed={{seed}}',\n"
-                 "core='config/retrofit.py --init_from={cut}', on='plain --init_from={plain}')\n")
+                 "core='config/retrofit.py --cut=none --init_from={cut}',\n"
+                 "on='plain --init_from={plain}')\n")
 
     def stop(*_, **how):
         raise KeyboardInterrupt
@@ -508,10 +511,10 @@ def test_what_cannot_be_made_is_left_out_and_two_arms_of_equal_flops_have_one_pa
         call, tmp_path, capsys):
     base = f'{BASE} --keep_every=12'
     file = write(tmp_path / 'f.py', f'arms = dict(a={base!r}, cut="cut {{a}} 1-1-1",\n'
-                 'c1="config/retrofit.py --init_from={cut}", c2="c1 --lr=1e-3",\n'
+                 'c1="config/retrofit.py --cut=none --init_from={cut}", c2="c1 --lr=1e-3",\n'
                  'half="a --init_from={a}/ckpt-12.pt --steps=12 --warmup_steps=0",\n'
                  'like_c1="a --flops=c1",\n'
-                 'bad="cut {a} 4-4-4", d="config/retrofit.py --init_from={bad}")\n')
+                 'bad="cut {a} 4-4-4", d="config/retrofit.py --cut=none --init_from={bad}")\n')
     with pytest.raises(SystemExit, match='1'):
         call(file, '--seeds=1', '--measures=loss')
     said = capsys.readouterr().out

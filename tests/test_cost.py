@@ -4,11 +4,11 @@ import math
 import re
 
 import pytest
-from conftest import ROOT, log_of, planned_flops, save_run
+from conftest import ROOT, flags, log_of, planned_flops, save_run
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import train as command
-from nanodepth.models.checkpoint import cost_of, spent_on, state_of
+from nanodepth.models.checkpoint import cost_of, load_model, spent_on, state_of
 from nanodepth.models.hf import save_hf
 from nanodepth.model import LM, ModelConfig
 from nanodepth.report import logs
@@ -37,14 +37,25 @@ def test_every_run_of_the_table_can_be_planned_and_costed(name, capsys, monkeypa
 def test_each_recurrent_run_draws_its_own_r_and_its_partner_has_their_mean_flops(tmp_path, data):
     parent = LM(ModelConfig(n_layer=8, context=64, head_dim=64))
     save_run(tmp_path / 'dense', parent)
-    save_run(tmp_path / 'cut', surgery(parent, '2-2-2', r=4))
 
-    def flops(name, init_from, *more):
+    def flops(name, *more):
         return planned_flops(ROOT / f'config/{name}.py', f'--data={data}',
-                             f'--init_from={tmp_path / init_from}', *more)
-    recurrent = [flops('retrofit', 'cut', f'--seed={seed}') for seed in range(6)]
+                             f'--init_from={tmp_path / "dense"}', *more)
+    recurrent = [flops('retrofit', f'--seed={seed}') for seed in range(6)]
     assert len({*recurrent}) == 6           # each draws its own r
-    assert sum(recurrent) / 6 == pytest.approx(flops('retrofit_dense', 'dense'), rel=0.02)
+    assert sum(recurrent) / 6 == pytest.approx(flops('retrofit_dense'), rel=0.02)
+
+
+def test_dry_run_counts_a_branch_from_its_first_step(config, capsys):
+    trunk = config('trunk')
+    train(trunk)
+    branch = config('branch', steps=20, branch_from=trunk.out_dir)
+    nanodepth('train', [*flags(branch), '--dry_run'])
+    of_step = 4 * 16 * load_model(trunk.out_dir).flops_per_token(context=16)
+    assert f'in all {8 * of_step / 1e15:,.3f} petaFLOPs' in capsys.readouterr().out
+    assert command.planned(branch) == 8 * of_step
+    train(branch)
+    assert state_of(branch.out_dir)['flops'] == 20 * of_step
 
 
 @pytest.mark.parametrize('parent, fields', [

@@ -17,12 +17,15 @@ from conftest import (at_step, bpe, by_layer, flags, left_by, log_of, ranks, ref
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common import files
-from nanodepth.model import LM, ModelConfig, Refused
+from nanodepth import train as train_file
+from nanodepth.model import LM, ModelConfig, Refused, Span
 from nanodepth.models.checkpoint import load_model
 from nanodepth.text.tokenizer import get_tokenizer
 from nanodepth.text.tokens import write_dataset
 from nanodepth.train import train
+from nanodepth.training import machine
 from nanodepth.training.loader import Loader
+from nanodepth.training.measure import validate
 from nanodepth.training.optimizers import load_states
 from nanodepth.training.plan import seed_for
 
@@ -135,8 +138,8 @@ def test_what_a_resume_may_change_changes_no_finished_run(config):
     free = dict(eval_every=3, save_every=7, keep_every=4, grad_accum=2, keep_stages=True)
     assert train(config(**free)) == 0
     assert same(weights_of(c), weights) and log_of(c) == log
-    assert state_of(c)['config']['keep_every'] == 4
-    with pytest.raises(Refused, match='steps=12 and not 6'):
+    with pytest.raises(Refused, match='holds a run with decay_steps=4 and not 0; steps=12 and not '
+                       '6: choose another out_dir, with --branch_from='):
         train(config(steps=6, decay_steps=0))
 
 
@@ -152,83 +155,146 @@ def test_data_that_changed_meanwhile_is_noticed(config, data, placed, tmp_path):
             train(c)
 
 
-@pytest.mark.parametrize('old, new, at, message', [
-    (dict(), dict(decay_steps=4), 32, None),
-    (dict(), dict(decay_steps=4), 34, 'decay_steps=8 and not 4'),
-    (dict(), dict(cooldown_data='{data}'), 32, None),
-    (dict(), dict(cooldown_data='{data}'), 33, 'cooldown_data=None and not '),
-    # a trunk without a decay, and a branch with one that loops
-    (dict(grow='lidas', steps=32, decay_steps=0), dict(grow='lidas', cooldown_loop='1-1x2-1'), 31,
-     None),
-    (dict(warmup_steps=0.5), dict(warmup_steps=0), 3, 'warmup_steps=20 and not 0'),
-    # a share of the steps that there are now
-    (dict(warmup_steps=0.25), dict(warmup_steps=0.25, steps=48), 3, '.*warmup_steps=10 and not 12'),
-    (dict(warmup_steps=0.25), dict(warmup_steps=10, steps=48), 30, None),
-    (dict(grow='midas'), dict(grow='lidas'), 1, 'grow=.midas. and not .lidas.'),
-    (dict(), dict(lr=1e-3), 1, 'lr=0.003 and not 0.001'),
-    (dict(), dict(seed=1, n_embd=64), 1, 'n_embd=32 and not 64; seed=0 and not 1: choose another')])
-def test_a_run_goes_on_where_both_plans_agree_on_every_step_taken(config, placed, old, new, at,
-                                                                  message):
-    "Stopped at a step, and gone on with under other settings: as if they had been there all along."
-    base = dict(n_layer=3, grow_block=1, steps=40, decay_steps=8, eval_every=100)
-    before = config('before', **base | old)
+BRANCHES = dict(        # the settings of a trunk, those of its branch, where the trunk was stopped
+    decays_earlier=(dict(), dict(decay_steps=16), 20),
+    longer=(dict(), dict(steps=48), 30),
+    other_data=(dict(optimizer='adamw'), dict(optimizer='adamw', cooldown_data='{data}'), 32),
+    looped=(dict(grow='lidas', steps=32, decay_steps=0),
+            dict(grow='lidas', cooldown_loop='1-1x2-1'), 31),
+    core=(dict(cut='1-1-1'), dict(cut='1-1-1', steps=48), 10))
+
+
+@pytest.mark.parametrize('name', BRANCHES)
+def test_branch_is_the_run_that_had_its_settings_from_the_start(name, config, placed, tiny,
+                                                                tmp_path, capsys):
+    "It is resumed like any run, needs the trunk no more, and may be a trunk itself."
+    plain = save_run(tmp_path / 'plain', tiny(vocab_size=257, n_layer=3, context=16))
+    old, new, at = BRANCHES[name]
+    base = dict(n_layer=3, steps=40, decay_steps=8, eval_every=100)
+    if 'grow' in old:
+        base['grow_block'] = 1
+    if 'cut' in old:
+        base |= dict(init_from=plain, curriculum=0.0)
+    trunk = config('trunk', **placed(base | old))
     stop_at(at)
-    train(before)
-    branch, whole = (config(name, **placed(base | new)) for name in ('branch', 'whole'))
-    shutil.copytree(before.out_dir, branch.out_dir)
-    if message:
-        with pytest.raises(Refused, match=f'holds a run with {message}'):
-            train(branch)
-    else:
-        train(branch)
-        train(whole)
-        assert left_by(branch) == left_by(whole)
+    train(trunk)
+    whole, branch = (config(each, **placed(base | new)) for each in ('whole', 'branch'))
+    branch = dataclasses.replace(branch, branch_from=trunk.out_dir)
+    stop_at(2)
+    capsys.readouterr()
+    train(branch)
+    assert f'a branch of {trunk.out_dir} after step {at}, with ' in capsys.readouterr().out
+    shutil.rmtree(trunk.out_dir)
+    train(branch)
+    train(whole)
+    found, wanted = left_by(branch), left_by(whole)
+    for left in (found, wanted):
+        left['run.json']['config'].pop('branch_from')
+    assert found == wanted
 
 
-PEAK = dict(steps=20)
-
-
-def rises_to_the_peak(c, step):
-    return min(1, (step + 1) / PEAK['steps'])
-
-
-def test_what_a_function_of_the_config_reads_may_not_change_the_steps_taken(config, monkeypatch):
-    c = config(lr_shape=rises_to_the_peak)
-    stop_at(5)
-    train(c)
-    monkeypatch.setitem(PEAK, 'steps', 40)
-    with pytest.raises(Refused, match='the functions of the config now give another plan'):
+def test_branch_refuses_what_cannot_go_on_from_that_model(config, placed):
+    "Each is a line, and leaves no folder."
+    trunk, loop = config('trunk'), config('loop', loop='2x2')
+    grown = config('grown', grow='lidas', grow_block=1, n_layer=3)
+    for c in (trunk, loop, grown):
         train(c)
-    monkeypatch.setitem(PEAK, 'steps', 20)
-    assert train(c) == 0
+    for origin, fields, message in (
+            ('trunk', dict(), 'has taken 12 steps, and steps=12'),
+            ('nowhere', dict(steps=20), 'there is no run in'),
+            ('trunk', dict(steps=20, n_layer=4), 'these settings need n_layer=4 and not 2'),
+            ('trunk', dict(steps=20, n_embd=64), 'n_embd=64 and not 32'),
+            ('grown', dict(steps=99, grow='lidas', grow_block=1, n_layer=3),
+             'after step 12 these settings need n_layer=1 and not 3'),
+            ('loop', dict(steps=20), r'runs the order \[0, 1, 0, 1\]: give its loop or order'),
+            ('trunk', dict(steps=20, data='{other}'), 'a model has one tokenizer'),
+            ('trunk', dict(steps=20, optimizer='adamw'), 'have other optimizers')):
+        c = config('x', branch_from=str(Path(trunk.out_dir).with_name(origin)), **placed(fields))
+        with pytest.raises(Refused, match=message):
+            train(c)
+        assert not Path(c.out_dir).exists()
 
 
-def test_a_step_that_is_not_finite_is_not_taken_and_a_lower_rate_goes_on(config):
-    "Only then may the rate change. Without it, too, the run goes on as if nothing had been."
+def test_a_step_that_is_not_finite_ends_the_run_and_a_branch_goes_on(config, capsys):
+    "Without one, too, the run goes on as if nothing had been. The status is no signal's."
     good, c = config('good'), config()
     train(good)
     at_step(6, lambda loss: loss * math.nan)
-    with pytest.raises(Refused, match='step 6 was not taken: loss nan.*lower --lr'):
-        train(c)
-    assert (state_of(c)['step'], log_of(c)[-1]) == (4, dict(step=6, finite=False))
-    lower = config('lower', lr=1e-3, grad_clip=0.5)
-    shutil.copytree(c.out_dir, lower.out_dir)
-    train(c)
-    assert left_by(c) == left_by(good)
+    line = refused(capsys, 'train', *flags(c))
+    assert 'step 6 was not taken: loss nan' in line and f'--branch_from={c.out_dir}' in line
+    assert state_of(c)['step'] == 4
+    lower = config('lower', lr=1e-3, grad_clip=0.5, branch_from=c.out_dir)
     train(lower)
     lines = {line['step']: line for line in log_of(lower)}
     assert [lines[step]['lr'] for step in (4, 5)] == [3e-3, 1e-3] and len(lines) == 13
-    with pytest.raises(Refused, match='holds a run with lr=0.001 and not 0.002'):
-        train(dataclasses.replace(lower, lr=2e-3))
+    train(c)
+    assert left_by(c) == left_by(good)
 
 
-def test_the_states_of_a_checkpoint_belong_to_as_many_optimizers_and_groups():
+def test_load_states_refuses_other_optimizers_and_groups():
     p, q = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2))
     one, two = (torch.optim.SGD([dict(params=[p], peak=1.0) for p in params])
                 for params in ([p], [p, q]))
     for optimizers, saved in (([one], [one.state_dict()] * 2), ([two], [one.state_dict()])):
-        with pytest.raises(ValueError, match='zip'):
-            load_states(optimizers, saved)
+        with pytest.raises(Refused, match='other optimizers than the checkpoint, or groups'):
+            load_states(optimizers, saved, True)
+
+
+class Drops(Span):
+    "A Span of one's own that draws from torch, in training only."
+
+    def __call__(self, run, x):
+        return torch.nn.functional.dropout(run(x, self.items), 0.2, run.model.training)
+
+
+class Shakes(torch.optim.SGD):
+    def step(self):
+        super().step()
+        for p in self.param_groups[0]['params']:
+            p.data += 1e-3 * torch.randn_like(p)
+
+
+def shakes(model, c):
+    return [Shakes(model.parameters(), c.lr)]
+
+
+DRAWS = dict(order=[0, Drops([1])], optimizer=shakes)
+
+
+def test_draws_of_a_span_and_an_optimizer_follow_from_seed_and_step(config):
+    "Neither a stop nor how often is measured changes them, and nothing is dropped in validation."
+    whole, stopped, often = (config(name, **DRAWS) for name in ('whole', 'stopped', 'often'))
+    train(whole)
+    stop_at(5)
+    train(stopped)
+    train(stopped)
+    assert left_by(stopped) == left_by(whole)
+    train(dataclasses.replace(often, eval_every=1))
+    assert same(weights_of(often), weights_of(whole))
+    model = load_model(whole.out_dir)
+    val = Loader(whole.data, 4, 16, 'val')
+    sums = sum(of_batch for of_batch, *_ in validate(model, val, whole.eval_batches))
+    loss, n, *_ = sums[0].tolist()
+    assert log_of(whole)[-1]['val_loss'] == pytest.approx(loss / n, rel=1e-6)
+
+
+def note_draws():
+    real = train_file.backward
+
+    def noted(run, now, batch):
+        loss = real(run, now, batch)
+        with open(Path(run.c.out_dir).with_name(f'draws-{machine.RANK}'), 'a') as file:
+            file.write(f'{torch.rand(()).item()}\n')
+        return loss
+    train_file.backward = noted
+
+
+def test_draws_of_two_processes_differ_and_their_weights_do_not(config, tmp_path):
+    c = config(**DRAWS | dict(steps=3, warmup_steps=0, decay_steps=1))
+    ended = ranks(c, before=note_draws)
+    assert ended.codes == [0, 0], ended.stderr
+    first, second = ((tmp_path / f'draws-{rank}').read_text().split() for rank in (0, 1))
+    assert len(first) == 3 and not {*first} & {*second}
 
 
 def test_a_start_is_kept_and_what_it_decides_may_differ(config, capsys):
@@ -237,8 +303,8 @@ def test_a_start_is_kept_and_what_it_decides_may_differ(config, capsys):
     child = config('child', init_from=parent.out_dir, decay_steps=0, n_layer=5)
     capsys.readouterr()
     train(child)
-    assert ('from the model: vocab_size=257, n_layer=3, n_kv_head=2, head_dim=16, ffn_dim=96, '
-            'grow_from=3\n') in capsys.readouterr().out
+    assert ('from the model: vocab_size=257, n_layer=3, n_kv_head=2, head_dim=16, ffn_dim=96'
+            '\n') in capsys.readouterr().out
     for settings in (json.loads((Path(child.out_dir) / 'run.json').read_text())['config'],
                      state_of(child)['config']):
         assert (settings['n_layer'], settings['head_dim'], settings['ffn_dim']) == (3, 16, 96)
@@ -246,8 +312,7 @@ def test_a_start_is_kept_and_what_it_decides_may_differ(config, capsys):
     assert (model.order, model.config.context) == ([0, 1, 2, 1, 2], 32)
     assert last['flops'] == model.flops_per_token(context=16) * last['tokens']
     shutil.rmtree(parent.out_dir)       # a resume needs it no more
-    train(dataclasses.replace(child, n_layer=8, steps=child.steps + 2))
-    assert log_of(child)[-1]['step'] == child.steps + 2
+    assert train(dataclasses.replace(child, n_layer=8)) == 0        # the model decides that
 
 
 def test_a_batch_without_a_target_changes_nothing_and_ends_nothing(config, tmp_path):

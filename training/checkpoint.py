@@ -3,10 +3,8 @@ Usage: model, saved = load('out/lidas')         # or a checkpoint itself, 'out/l
 """
 import contextlib
 import inspect
-import io
 import json
 import os
-import pickle
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -20,9 +18,6 @@ from retrofit import Adapter, Add, core_of
 from training.machine import RANK, SIZE
 import wrapper      # noqa: F401   (a checkpoint may have its Window)
 
-UNREADABLE = ('no checkpoint of this run could be read again: an optimizer or a Span of yours '
-              'keeps functions, or numbers of numpy')
-
 
 def save(folder, model, optimizers, names=('ckpt.pt',), **more):
     "All that a resumed run needs, under one or more names: it goes on from ckpt.pt."
@@ -33,9 +28,14 @@ def save(folder, model, optimizers, names=('ckpt.pt',), **more):
         state = dict(model=model.state_dict(), order=written(model.order), **more,
                      model_config=asdict(model.config),
                      optimizers=[optimizer.state_dict() for optimizer in optimizers])
+        again = read_order(state['order'])      # what could not be read again is told now
+        require([*map(type, spans_in(again))] == [*map(type, spans_in(model.order))],
+                'the class of a Span was defined again since')
         with whole(first) as new:
             torch.save(state, new)
-            require(not get_unsafe_globals_in_checkpoint(new), UNREADABLE)
+            require(not get_unsafe_globals_in_checkpoint(new), 'no checkpoint of this run could be '
+                    'read again: an optimizer or a Span of yours keeps functions, or numbers of '
+                    'numpy')
         for path in others:
             with whole(path) as new:
                 shutil.copy(first, new)         # (a link would change with what is copied over it)
@@ -43,22 +43,14 @@ def save(folder, model, optimizers, names=('ckpt.pt',), **more):
         dist.barrier()
 
 
-def refuse_unreadable(order, optimizers):
-    "Before a run: optimizers and Spans of your own that weights_only would not read again."
-    file = io.BytesIO()
-    try:
-        torch.save([written(order), *(each.state_dict() for each in optimizers)], file)
-        file.seek(0)
-        again = read_order(torch.load(file, weights_only=True)[0])
-    except (pickle.PickleError, AttributeError) as error:
-        raise Refused(UNREADABLE) from error
-    require([*map(type, spans_in(again))] == [*map(type, spans_in(order))],
-            'the class of a Span was defined again since')
+def ckpt_of(run):
+    "A run's last checkpoint, or one that is named itself."
+    return Path(run) if Path(run).is_file() else Path(run) / 'ckpt.pt'
 
 
 def load(folder):
     "(the model of a checkpoint, what else that says)."
-    path = Path(folder) if Path(folder).is_file() else Path(folder) / 'ckpt.pt'
+    path = ckpt_of(folder)
     require(path.exists(), f'there is no run in {folder}: {path} is not there')
     # mapped, but on Windows, where a mapped file could not be replaced
     saved = torch.load(path, map_location='cpu', weights_only=True, mmap=os.name == 'posix')
@@ -113,12 +105,12 @@ def span_class(name):
     classes = [each for each in classes if each.__name__ == name]
     require(classes, f'the class {name} of a Span is needed: import its file (docs/EXTEND.md)')
     # of a notebook's cell that was run again, or a script that is also imported, the last one
-    files = {file_of(each) for each in classes} - {'__main__'}
+    files = {defined_in(each) for each in classes} - {'__main__'}
     require(len(files) <= 1, f'Spans of several files are called {name}: {files}')
     return classes[-1]
 
 
-def file_of(kind):
+def defined_in(kind):
     "Where a class stands: its functions know, and a config's module is none that could be asked."
     for each in vars(kind).values():
         if inspect.isfunction(each) and '__file__' in each.__globals__:
@@ -129,35 +121,46 @@ def file_of(kind):
 @contextlib.contextmanager
 def whole(path):
     "Where a file is written: it takes its name at the end, so no reader ever sees half of it."
-    new = path.with_name(f'.{path.name}.unfinished')
+    new = path.with_name(f'.{path.name}.{os.getpid()}.unfinished')
     yield new
     with open(new, 'rb+') as file:
         os.fsync(file.fileno())         # on the disk before its name is
     os.replace(new, path)
 
 
-def prepare_folder(out, config, datasets, copy_words):
-    "Makes a run's folder: run.json, and the tokenizer's files: init_from's, or else its data's."
-    about, words = datasets[0].about, Path(config['init_from'] or datasets[0].folder)
-    words = words if words.is_dir() else words.parent
-    words = words if (words / 'tokenizer.json').exists() else datasets[0].folder
+def open_folder(out, config, datasets, past):
+    """A run's folder, new or as it is: run.json, the tokenizer's files, and the log, which has the
+    lines of the past. Returns the log, open for more."""
+    if RANK > 0:
+        return open(os.devnull, 'w')
     out.mkdir(parents=True, exist_ok=True)
-    has_them = (out / 'ckpt.pt').exists() or words.samefile(out) or copy_words and copy_words(out)
-    for pattern in ('*token*.json', 'generation_config.json', '*.jinja'):
-        for path in () if has_them else words.glob(pattern):
-            shutil.copy(path, out)
+    for path in out.glob('.*.unfinished'):      # a process that was killed leaves it
+        path.unlink()
+    about = datasets[0].about
     with whole(out / 'run.json') as new:
         new.write_text(json.dumps(dict(
             tokenizer=about['tokenizer'], fingerprint=about['fingerprint'], config=config,
             torch=torch.__version__, data=[each.about['origin'] for each in datasets]), indent=1))
-
-
-def open_log(out, step):
-    "A run's log, cut back to the lines until a step, and open for more."
-    lines = [line for line in read_log(out / 'log.jsonl') if line['step'] <= step] if step else []
+    is_resumed = (out / 'ckpt.pt').exists()
+    if not is_resumed and not (past.copy_words and past.copy_words(out)):
+        copy_words((past.origin, config['init_from'], datasets[0].folder), out)
+    lines = read_log(ckpt_of(past.origin).with_name('log.jsonl')) if past.origin else []
     with whole(out / 'log.jsonl') as new:
-        new.write_text(''.join(json.dumps(line) + '\n' for line in lines))
+        new.write_text(''.join(json.dumps(line) + '\n' for line in lines
+                               if line['step'] <= past.step))
     return open(out / 'log.jsonl', 'a', buffering=1)
+
+
+def copy_words(sources, out):
+    "The files of a tokenizer, from the first that has one of some runs and datasets."
+    for folder in (ckpt_of(source).parent for source in sources if source):
+        if (folder / 'tokenizer.json').exists():
+            if folder.samefile(out):
+                return
+            for pattern in ('*token*.json', 'generation_config.json', '*.jinja'):
+                for path in folder.glob(pattern):
+                    shutil.copy(path, out)
+            return
 
 
 def read_log(path):

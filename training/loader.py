@@ -61,19 +61,6 @@ def open_data(c):
     return loaders
 
 
-def refuse_other_data(data, saved, parent, n_vocab, were_read):
-    "Data of another tokenizer than the model's or init_from's, or other than a resumed run's."
-    abouts = [each.about for loader in data.values() for each in loader.datasets]
-    abouts += parent.get('data', {}).get('data', [])
-    tokenizers = {about['fingerprint']: about['tokenizer'] for about in abouts}
-    require(len(tokenizers) == 1, 'a model has one tokenizer, and these data, or those of '
-            f'init_from, have {len(tokenizers)}: {", ".join(tokenizers.values())}')
-    require(abouts[0]['n_vocab'] <= n_vocab, f'a model of {n_vocab} tokens has no room for those '
-            f'of {abouts[0]["tokenizer"]}')
-    require(not saved or all(saved['data'][k] == data[k].description() for k in were_read),
-            'the data of this run has changed since it began')
-
-
 class Dataset:
     "A dataset's windows. Window i always holds the same tokens."
 

@@ -16,7 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
-from model import LM, unrolled
+from model import LM, require, unrolled
 from retrofit import core_of
 
 RANK, SIZE, LOCAL_RANK = 0, 1, 0
@@ -50,12 +50,12 @@ def machine_of(c):
     bfloat16 = c.dtype == 'bfloat16'
     peak = 0
     if cuda:
+        require(torch.cuda.is_available(), 'device=cuda: torch finds no GPU here')
         torch.cuda.set_device(device)
         # products of float32 numbers in TF32, unless float32 was asked for
         torch.set_float32_matmul_precision('highest' if c.dtype == 'float32' else 'high')
         bfloat16 |= c.dtype == 'auto' and torch.cuda.get_device_capability() >= (8, 0)
-        name = torch.cuda.get_device_name()
-        peak = next((PEAKS[each] for each in PEAKS if each in name), 0)
+        peak = next((PEAKS[each] for each in PEAKS if each in torch.cuda.get_device_name()), 0)
     autocast = functools.partial(torch.autocast, kind, torch.bfloat16, enabled=bfloat16)
     return Machine(device, cuda, peak * SIZE, cuda if c.compile == 'auto' else c.compile, autocast)
 
@@ -85,7 +85,7 @@ def stopping():
             signal.signal(number, handler)
 
 
-def wrap(machine, model):
+def compile_and_distribute(machine, model):
     "Compiles each Block by itself, so that a growth compiles nothing, and puts a model into DDP."
     if machine.compiles:
         torch._dynamo.config.optimize_ddp = False       # it would cut each Block at every 25 MB
@@ -108,15 +108,19 @@ def wrap(machine, model):
     return wrapped
 
 
+def from_all(x):
+    "x of each process: (SIZE, ..)."
+    if SIZE == 1:
+        return x[None]
+    every = [torch.empty_like(x) for _ in range(SIZE)]
+    dist.all_gather(every, x)
+    return torch.stack(every)
+
+
 def gathered(machine, numbers):
     "Some numbers of each process: (SIZE, n)."
     own = torch.tensor(numbers, dtype=torch.float64)
-    if SIZE == 1:
-        return own[None]
-    own = own.to(machine.device)
-    every = [torch.empty_like(own) for _ in range(SIZE)]
-    dist.all_gather(every, own)
-    return torch.stack(every).cpu()
+    return from_all(own if SIZE == 1 else own.to(machine.device)).cpu()
 
 
 def exchange(machine, loss, signals):

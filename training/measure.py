@@ -1,21 +1,20 @@
 "What is measured of a model: its validation loss, and the answers that it gets right."
-import copy
-
 import torch
 import torch.nn.functional as F
 
-from loop import in_order
 from model import require
 from training.loader import BEGINS
-from training.machine import gathered
+from training.machine import RANK, gathered
+from training.plan import LOGGED, seed_for
 
 
 @torch.no_grad()
 def measure(run, metric=None):
     "What the log says of a run's model: the validation loss, right answers, a metric of its own."
     model, val, machine, c = run.model, run.data['val'], run.machine, run.c
-    # What a Span keeps of a forward, such as how many there were, is forgotten afterwards.
-    with machine.autocast(), in_order(model, copy.deepcopy(model.order)):
+    model.eval()
+    torch.manual_seed(seed_for(c.seed, f'measuring in process {RANK}'))     # what a Span draws
+    with machine.autocast():
         sums = sum(of_batch for of_batch, *_ in validate(model, val, c.eval_batches, c.grad_accum))
         sums = gathered(machine, sums.flatten().tolist()).sum(0).view_as(sums)
         (loss, tokens, _, _), *of_kinds = sums.tolist()
@@ -25,17 +24,18 @@ def measure(run, metric=None):
         numbers = dict(val_loss=loss / max(1, tokens), kinds=kinds)
         if metric:              # a mean over rows, of which each process has its own
             own = {name: float(number) for name, number in metric(model, val).items()}
-            require(not own.keys() & numbers.keys(), 'a metric is called val_loss or kinds')
+            require(not own.keys() & LOGGED, 'a metric has the name of a number of the log: '
+                    + ', '.join(own.keys() & LOGGED))
             numbers |= dict(zip(own, gathered(machine, [*own.values()]).mean(0).tolist()))
+    model.train()
     return numbers
 
 
 def losses_of(model, tokens, targets):
     """(the loss of each target, is it missed), (B, T) each. It is missed if another token is
     likelier, or as likely and earlier in the vocabulary. Logits are made in pieces."""
-    device = model.norm.weight.device
-    x = model.norm(model.hidden(tokens.to(device))).flatten(0, 1)               # (B*T, C)
-    y = targets.to(device).flatten()
+    x = model.norm(model.hidden(tokens.to(model.norm.weight.device))).flatten(0, 1)     # (B*T, C)
+    y = targets.to(x.device).flatten()
     losses, wrong = [], []
     at_once = 4096 if x.is_cuda else max(1, 2 ** 26 // len(model.head.weight))  # 2^26 logits
     for part, wanted in zip(x.split(at_once), y.split(at_once)):
@@ -48,15 +48,15 @@ def losses_of(model, tokens, targets):
 
 @torch.no_grad()
 def validate(model, loader, batches=0, pieces=1, losses_of=losses_of):
-    """For each of the first batches (0: until a dataset ends): the sums of loss, tokens, right
-    answers and answers, of all tokens and then of each kind; each row's (loss, tokens); each
-    answer's (kind, is it right)."""
+    """For each of the first batches (0: all): the sums of loss, tokens, right answers and answers,
+    of all tokens and then of each kind; each row's (loss, tokens); each answer's (kind, is it
+    right)."""
     n = loader.batches_of_an_epoch
     for step in range(min(batches or n, n)):
         sums = torch.zeros(1 + len(loader.kinds), 4, dtype=torch.float64)
         of_rows, of_answers = [], []
         for x, y, marks in zip(*(t.chunk(pieces) for t in loader.batch(step, first_epoch=True))):
-            if len(x) == 0:                     # small data: all these rows are of a second epoch
+            if len(x) == 0:                     # of the last rows, another process has all
                 continue
             losses, wrong = losses_of(model, x, y)
             for of_row in torch.stack((losses.sum(1), (y != -1).sum(1)), dim=1):

@@ -2,10 +2,9 @@
 import math
 
 import torch
-import torch.distributed as dist
 
 from model import require
-from training.machine import RANK, SIZE
+from training.machine import RANK, SIZE, from_all
 
 
 def make_optimizers(model, c):
@@ -27,20 +26,17 @@ def muon_and_adamw(model, c):
     """AdamW for everything, or Muon for all matrices but embedding and head, and AdamW for the
     rest. Vectors do not decay."""
     use_muon = c.optimizer == 'muon'
-    for_muon, matrices, vectors = [], [], []
-    for name, p in model.named_parameters():
-        if p.dim() < 2:
-            vectors.append(p)
-        elif use_muon and name not in ('embed.weight', 'head.weight'):
-            for_muon.append(p)
-        else:
-            matrices.append(p)
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    matrices = {name: p for name, p in model.named_parameters() if p.dim() >= 2}
+    for_adamw = {'embed.weight', 'head.weight'} if use_muon else matrices.keys()
     lr = c.adamw_lr if use_muon and c.adamw_lr is not None else c.lr
-    adamw = torch.optim.AdamW([dict(params=matrices, weight_decay=c.weight_decay),
-                               dict(params=vectors, weight_decay=0.0)],
-                              lr, betas=(0.9, 0.95), fused=True)
+    adamw = torch.optim.AdamW(
+        [dict(params=[p for name, p in matrices.items() if name in for_adamw],
+              weight_decay=c.weight_decay), dict(params=vectors, weight_decay=0.0)],
+        lr, betas=(0.9, 0.95), fused=True)
     if not use_muon:
         return [adamw]
+    for_muon = [p for name, p in matrices.items() if name not in for_adamw]
     return [Muon(for_muon, c.lr, c.weight_decay, adjust_lr_fn=c.muon_scaling), adamw]
 
 
@@ -52,79 +48,83 @@ def parameters_of(optimizers):
 def made_anew(optimizers, model, c):
     """Optimizers of a model that has grown, with the states that `untie` gave its parameters. Their
     groups are made anew, because a config may group layers by their depth."""
-    states = {p: state for optimizer in optimizers for p, state in optimizer.state.items()}
-    model.requires_grad_(True)      # what is frozen, the config's function says anew
+    # a state is of a parameter and of a kind of optimizer, which the config may give it by depth
+    states = {(type(optimizer), p): state for optimizer in optimizers
+              for p, state in optimizer.state.items()}
+    model.requires_grad_(True)      # the config's function may freeze again
     optimizers = make_optimizers(model, c)
     for optimizer in optimizers:
-        optimizer.state.update({p: states[p] for p in parameters_of([optimizer]) if p in states})
+        for p in parameters_of([optimizer]):
+            if (type(optimizer), p) in states:
+                optimizer.state[p] = states[type(optimizer), p]
     return optimizers
 
 
-def load_states(optimizers, saved):
-    "The states of a checkpoint. Peak rates stay the config's: a resume may have lowered them."
-    for optimizer, state in zip(optimizers, saved, strict=True):
-        for old, group in zip(state['param_groups'], optimizer.param_groups, strict=True):
-            old['peak'] = group['peak']
-        optimizer.load_state_dict(state)
+def load_states(optimizers, saved, same_settings):
+    """The states of a checkpoint. A branch has settings of its own for the groups. (Those of a
+    resumed run may hold numbers of an optimizer of your own.)"""
+    sizes, own = ([[len(group['params']) for group in each['param_groups']] for each in states]
+                  for states in (saved, [each.state_dict() for each in optimizers]))
+    require(sizes == own, 'these settings have other optimizers than the checkpoint, or groups')
+    for optimizer, old in zip(optimizers, saved):
+        groups = [dict(group) for group in optimizer.param_groups]
+        optimizer.load_state_dict(old)
+        for group, made in zip(optimizer.param_groups, groups):
+            group.update({} if same_settings else made)
         for i, p in enumerate(parameters_of([optimizer])):      # torch gave them p's type
-            for name, value in state['state'].get(i, {}).items():
-                now = optimizer.state[p][name]
-                if torch.is_tensor(value) and now.dtype != value.dtype:
-                    optimizer.state[p][name] = value.to(now.device)
+            for name, value in old['state'].get(i, {}).items():
+                if torch.is_tensor(value):
+                    optimizer.state[p][name] = value.to(optimizer.state[p][name].device)
 
 
 class Muon(torch.optim.Optimizer):
     """Momentum, made orthogonal: a matrix's step moves every direction alike. As torch.optim.Muon,
-    but in float32 on a CPU. Each process does this for its share, and sends it to the others."""
+    but in float32 on a CPU. Matrices of one shape are computed together, and functions called
+    torch._foreach_... are one kernel, where a GPU would start hundreds."""
 
     def __init__(self, params, lr, weight_decay=0.0, momentum=0.95, adjust_lr_fn='match_rms_adamw'):
-        defaults = dict(lr=lr, weight_decay=weight_decay, momentum=momentum)
-        super().__init__(params, defaults | dict(adjust_lr_fn=adjust_lr_fn))
+        super().__init__(params, dict(lr=lr, weight_decay=weight_decay, momentum=momentum,
+                                      adjust_lr_fn=adjust_lr_fn))
 
     @torch.no_grad()
     def step(self, closure=None):
         for group in self.param_groups:
-            by_shape = {}           # matrices of one shape are computed together
+            by_shape = {}
             for p in group['params']:
                 if p.grad is not None:
                     by_shape.setdefault(p.shape, []).append(p)
-            for (n, m), matrices in by_shape.items():
-                scale = 0.2 * math.sqrt(max(n, m))          # steps as large as AdamW's ...
-                if group['adjust_lr_fn'] == 'original':
-                    scale = math.sqrt(max(1, n / m))        # ... or as the first Muon's
-                directions = self.next_directions(matrices, group['momentum'])
-                # functions torch._foreach_... are one kernel, where a GPU would start hundreds
-                torch._foreach_mul_(matrices, 1 - group['lr'] * group['weight_decay'])
-                torch._foreach_sub_(matrices, directions, alpha=group['lr'] * scale)
+            for matrices in by_shape.values():
+                self.step_of(matrices, group)
 
-    def next_directions(self, matrices, momentum):
-        "Brings the momentum of matrices (n, m) up to date, and returns it made orthogonal."
+    def step_of(self, matrices, group):
         grads = [p.grad for p in matrices]
         for p in matrices:
-            if 'momentum_buffer' not in self.state[p]:
+            if not self.state[p]:
                 self.state[p]['momentum_buffer'] = torch.zeros_like(p)
-        buffers = [self.state[p]['momentum_buffer'] for p in matrices]
-        torch._foreach_lerp_(buffers, grads, 1 - momentum)
-        # This process's share. Indices past the end repeat the last matrix.
+        momenta = [self.state[p]['momentum_buffer'] for p in matrices]
+        torch._foreach_lerp_(momenta, grads, 1 - group['momentum'])
+        # Each process makes a share of them orthogonal. (Past the end that is the last, once more.)
         share = math.ceil(len(matrices) / SIZE)
         own = [min(i, len(matrices) - 1) for i in range(RANK * share, (RANK + 1) * share)]
-        ahead = torch._foreach_lerp([grads[i] for i in own], [buffers[i] for i in own],
-                                    momentum)                           # Nesterov's look ahead
-        dtype = torch.bfloat16 if grads[0].is_cuda else torch.float32
-        x = torch.stack([each.to(dtype) for each in ahead])             # (share, n, m)
+        ahead = torch._foreach_lerp([grads[i] for i in own], [momenta[i] for i in own],
+                                    group['momentum'])                  # Nesterov's look ahead
+        directions = from_all(orthogonal(torch.stack(ahead))).flatten(0, 1).to(matrices[0].dtype)
         n, m = matrices[0].shape
-        x = orthogonal(x.mT.contiguous() if n > m else x)       # wide: x @ x.mT is smaller
-        if SIZE > 1:
-            every = [torch.empty_like(x) for _ in range(SIZE)]
-            dist.all_gather(every, x)
-            x = torch.cat(every)[:len(matrices)]
-        return list((x.mT.contiguous() if n > m else x).to(matrices[0].dtype))
+        if group['adjust_lr_fn'] == 'original':
+            scale = math.sqrt(max(1, n / m))        # steps as large as the first Muon's
+        else:
+            scale = 0.2 * math.sqrt(max(n, m))      # ... or as AdamW's
+        torch._foreach_mul_(matrices, 1 - group['lr'] * group['weight_decay'])
+        torch._foreach_sub_(matrices, [*directions[:len(matrices)]], alpha=group['lr'] * scale)
 
 
 def orthogonal(x):
-    """Matrices (k, n, m), n <= m, with their singular values pushed to about 1: five steps of
-    Newton-Schulz, each a s + b s^3 + c s^5 of every singular value s (Keller Jordan's numbers)."""
+    """Matrices (k, n, m) with their singular values pushed to about 1: five steps of Newton-Schulz,
+    each a s + b s^3 + c s^5 of every singular value s (Keller Jordan's numbers)."""
+    if x.shape[1] > x.shape[2]:                             # of wide ones x @ x.mT is smaller
+        return orthogonal(x.mT.contiguous()).mT.contiguous()
     a, b, c = 3.4445, -4.7750, 2.0315
+    x = x.bfloat16() if x.is_cuda else x
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     for _ in range(5):
         gram = x @ x.mT                                                         # (k, n, n)

@@ -1,4 +1,4 @@
-"""What a run is: its settings, what they say of every step, and what a resumed run may change.
+"""What a run is: its settings, and what they say of every step.
 
 The idea: what happens at a step follows from its number. `plan(c, step)` says how deep the model
 is, in which order its layers run, how fast it learns and which batch it reads. train.py does it.
@@ -6,15 +6,15 @@ is, in which order its layers run, how fast it learns and which batch it reads. 
 import hashlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple
 
 import torch
 
 from grow import Stage, growth_plan
 from loop import fit_loop
-from model import ModelConfig, Span, require, unrolled
-from retrofit import core_of, ramp, sample_recurrence
+from model import ModelConfig, Span, require
+from retrofit import ramp, sample_recurrence
 
 
 @dataclass
@@ -22,7 +22,9 @@ class Config:
     # what is trained, on what, and where it is kept
     out_dir: str = 'out/run'
     seed: int = 0                       # of every random draw
-    init_from: str | None = None        # another run's folder: its model goes on, with its shape
+    init_from: str | None = None        # a new run begins with the model of this one, in its shape
+    cut: str | None = None              # makes it recurrent: 2-2-2 is prelude, core and coda
+    branch_from: str | None = None      # goes on from this run, or a checkpoint file, in out_dir
     data: str | list[str] = 'data/toy'  # a folder, or several in equal parts: a,b
     context: int = 64                   # tokens of a training row
     batch_size: int = 32                # rows of a step, over all processes
@@ -47,6 +49,7 @@ class Config:
     grad_clip: float = 1.0              # 0: none
     adamw_lr: float | None = None       # with muon, the peak rate of the rest; None: lr
     muon_scaling: Literal['match_rms_adamw', 'original'] = 'match_rms_adamw'    # of Muon's steps
+    dtype: Literal['auto', 'float32', 'bfloat16'] = 'auto'      # auto: bfloat16 on GPUs fast at it
     # growing, by an operator of grow.py or a function like them; None: full depth at once
     grow: Literal['midas', 'lidas', 'stack', 'double'] | Callable | None = None
     grow_block: int = 2                 # the layers that a growth adds (`double` adds all)
@@ -58,7 +61,7 @@ class Config:
     order: list[int | Span] | None = None   # the order as a list; only a config can put Spans in it
     cooldown_loop: str | None = None    # the order from the first step of the decay on
     cooldown_data: str | list[str] | None = None    # read from there on, from its start; None: data
-    # a recurrent core, which retrofit.py made; None: its own
+    # a recurrent core, which `cut` makes; None: its own
     recurrence: int | None = None       # r in validation; in training r is 1 + Poisson of this mean
     backprop_depth: int | None = None   # at most so many last runs get gradients
     curriculum: float = 0.25            # over this part of the steps `recurrence` rises from 1
@@ -76,7 +79,6 @@ class Config:
     wandb: bool = False                 # show the log online, too (pip install wandb)
     # the machine
     device: Literal['auto', 'cuda', 'mps', 'cpu'] = 'auto'
-    dtype: Literal['auto', 'float32', 'bfloat16'] = 'auto'      # auto: bfloat16 on GPUs fast at it
     compile: bool | Literal['auto'] = 'auto'    # auto: on for cuda
     grad_accum: int = 1                 # a process computes its rows in this many pieces
 
@@ -84,9 +86,23 @@ class Config:
         for name in ('warmup_steps', 'decay_steps'):
             if isinstance(getattr(self, name), float):
                 setattr(self, name, round(getattr(self, name) * self.steps))
-            require(getattr(self, name) >= 0, f'{name} is below 0')
-        for name in ('steps', 'batch_size', 'context', 'grad_accum'):
-            require(getattr(self, name) >= 1, f'{name} is below 1')
+        for name, value in vars(self).items():
+            least = 1 if name in POSITIVE else 0
+            is_number = isinstance(value, (int, float)) and name not in ('seed', 'grow_alpha')
+            require(not is_number or value >= least, f'{name}={value} is below {least}')
+
+
+# {a setting: settings that have no effect without it}. Muon is the optimizer of that name.
+NEEDED_BY = dict(grow='init grow_block grow_from grow_alpha', muon='adamw_lr muon_scaling',
+                 recurrence='curriculum curriculum_shape backprop_curriculum recompute')
+POSITIVE = set('steps batch_size context grad_accum n_layer n_embd n_head grow_block grow_from '
+               'recurrence backprop_depth'.split())
+# What a resume may change: where files are, what is measured, kept and shown, and the machine.
+FREE = set('out_dir data device compile grad_accum recompute eval_every eval_batches metric '
+           'log_every save_every keep_every keep_stages wandb'.split())
+# The names in a line of the log. A metric has others.
+LOGGED = set('step tokens flops seconds loss grad_norm grown looped r backprop_depth tokens_per_s '
+             'memory_gb mfu lr passes n_layer depth val_loss kinds'.split())
 
 
 class Plan(NamedTuple):
@@ -102,7 +118,7 @@ class Plan(NamedTuple):
 
 
 def plan(c, step):
-    "What a step does. (What the model decides has been filled in by `resolved`.)"
+    "What a step does. (What the model decides has been filled in by start.py.)"
     first_of_decay = c.steps - c.decay_steps
     in_decay = step >= first_of_decay
     stage = [each for each in stages(c) if each.first_step <= step][-1]
@@ -160,71 +176,3 @@ def rate(c, step):
     if c.lr_shape == 'cosine':
         return 0.001 + 0.999 * (1 + math.cos(math.pi * t)) / 2
     return 1.0                          # 'constant'
-
-
-# ---------------------------------------------------- what is filled in, and what is refused
-
-def resolved(c, model, saved):
-    """The settings, with what the model decides filled in: its core's r and depth where they are
-    None, and with init_from its shape. saved: what a resumed run's checkpoint says, or {}."""
-    if core := core_of(model):
-        c = replace(c, recurrence=c.recurrence or core.r,
-                    backprop_depth=c.backprop_depth or core.backprop_depth)
-    if c.init_from:
-        shape = vars(model.config) | dict(grow_from=len(model.layers))
-        own = {'context', 'n_layer'} if c.grow else {'context'}     # these the config may say
-        names = (shape.keys() & vars(c).keys()) - own
-        # (a resumed one may have grown since, and its config knows the first shape)
-        c = replace(c, **{name: (saved['config'] if saved else shape)[name] for name in names})
-    return c
-
-
-def refuse_what_does_not_fit(c, model, is_new, size):
-    "Settings that are allowed alone, and not together. size: how many processes there are."
-    require(c.warmup_steps + c.decay_steps <= c.steps, f'{c.warmup_steps} steps of warm-up and '
-            f'{c.decay_steps} of decay are more than steps={c.steps} (a share has a point: 0.2)')
-    require(c.decay_steps or not (c.cooldown_loop or c.cooldown_data), 'a cool-down needs a decay')
-    require(c.batch_size % (size * c.grad_accum) == 0, f'batch_size={c.batch_size} is no multiple '
-            f'of {size} processes x grad_accum={c.grad_accum}')
-    orders = [name for name in ('grow', 'loop', 'order') if getattr(c, name)]
-    require(len(orders) <= 1, f'{" and ".join(orders)} do not go together')
-    core = core_of(model)
-    require(not core or not (orders or c.cooldown_loop),
-            'grow, loop, order and cooldown_loop are not for a recurrent core')
-    require(core or not (c.recurrence or c.backprop_depth),
-            'recurrence is for a core: init_from a run of retrofit.py')
-    if c.cooldown_loop:
-        fit_loop(c.cooldown_loop, c.n_layer)        # refuses now, and not at the decay
-    if c.grow and is_new:           # (a resumed one may be looped by its cool-down)
-        require(model.order == [*range(len(model.layers))], 'a looped model does not grow')
-
-
-# What a resume may change: what is measured, kept and shown, paths of equal data, the machine ...
-FREE = set('out_dir data device compile grad_accum recompute eval_every eval_batches metric '
-           'log_every save_every keep_every keep_stages wandb'.split())
-# ... and what is to come, if `plan` says the same of all steps that were taken
-AHEAD = {'steps', 'warmup_steps', 'decay_steps', 'cooldown_loop', 'cooldown_data'}
-
-
-def refuse_another_run(c, config, saved, log):
-    "A resume whose settings would have made another run of the steps that were taken."
-    step, old = saved['step'], saved['config']
-    differ = {name for name in config if config[name] != old.get(name)} - FREE
-    if log and not log[-1].get('finite', True):     # its last step was not taken
-        differ -= {'lr', 'adamw_lr', 'grad_clip'}
-    plans = ''
-    for i in range(min(step, c.steps)):
-        plans = hash_of_plans(plans, plan(c, i))
-    if plans == saved['plans']:
-        differ -= AHEAD
-    else:               # a function may read what was edited, though its own lines are the same
-        require(differ, 'the functions of the config now give another plan than that of the run in '
-                f'{c.out_dir}: choose another out_dir')
-    lines = [f'{k}={old.get(k)!r:.40} and not {config.get(k)!r:.40}' for k in sorted(differ)]
-    require(not differ, f'{c.out_dir} holds a run with {"; ".join(lines)}: choose another out_dir')
-
-
-def hash_of_plans(before, now):
-    "A hash of all plans so far: of the hash before, and of this step's plan."
-    layers = now.order and unrolled(now.order)      # (a Span's repr may have an address)
-    return hashlib.sha256(f'{before} {now._replace(order=layers)}'.encode()).hexdigest()

@@ -51,7 +51,7 @@ def read(cls, argv, plain_word=config_file):
             continue
         name, has_value, text = word[2:].partition('=')
         if not has_value and name in kinds:
-            after = words[0] if words else '--'
+            after = words[0].lower() if words else '--'
             is_flag = bool in choices(kinds[name]) and after not in ('true', 'false', 'auto')
             require(is_flag or not after.startswith('--'), f'{word} has no value')
             text = 'true' if is_flag else words.pop(0)          # --wandb is --wandb=true

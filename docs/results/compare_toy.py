@@ -27,7 +27,7 @@ arms = dict(
     loop_1_2x3_1='config/loop_1_2x3_1.py',
     standard_4='config/baseline.py --n_layer=4',
     cut='cut {baseline} 2-2-2 --seed={seed}',
-    retrofit='config/retrofit.py --data=data/toy_deep --init_from={cut}',
+    retrofit='config/retrofit.py --data=data/toy_deep --init_from={cut} --cut=none',
     retrofit_dense='config/retrofit_dense.py --data=data/toy_deep --init_from={baseline}')
 
 _WRAPPED = ['--window=2-5 --solver=naive,euler,rk --K=4', '--window=2-5 --solver=rk --K=3']

@@ -42,10 +42,11 @@ from nanodepth.report.printed import print_differences
 from nanodepth.report.tables import of_one_kind, write_csv
 from nanodepth.scoring.rows import READ, Asked, Subject, files_of, measures_of, stamps
 from nanodepth.scoring.way import Way, Ways, read_ways
-from nanodepth.training.checkpoint import as_written, load
+from nanodepth.training.checkpoint import as_written
 from nanodepth.training.loader import folders_of, open_data, parts_of
-from nanodepth.training.plan import FREE, Config, refuse_another_run, resolved
+from nanodepth.training.plan import FREE, Config
 from nanodepth.training.settings import as_kind, find
+from nanodepth.training.start import differences, filled_in, load_past
 from nanodepth.wrapping import solvers
 
 
@@ -422,12 +423,13 @@ def is_whole(folder, config):
     "Has this run ended? One whose settings or plan were others is refused, as train.py does."
     if not checkpoint_file(folder).exists():
         return False
-    model, saved = load(folder)
+    model, past = load_past(folder)
     if config.init_from:        # the letters have it, wherever these folders are now
-        config = replace(config, init_from=saved['config']['init_from'])
-    config = resolved(config, model, saved)
-    refuse_another_run(replace(config, out_dir=str(folder)), as_written(config), saved, [])
-    return saved['step'] == config.steps
+        config = replace(config, init_from=past.config['init_from'])
+    config = filled_in(config, model, past)
+    if differ := differences(as_written(config), past.config, but=FREE):
+        raise Refused(f'{folder} holds a run with {differ}: choose another out_dir')
+    return past.step == config.steps
 
 
 @contextlib.contextmanager

@@ -111,7 +111,7 @@ def operate(options, target, folder):
          published=math.isnan(cost_of(made_of)), config=state.get('config', {}),
          data=data_of(options.run, state))
     now = 'the kept layers, each once' if options.dense else (
-        f'nanodepth train config/retrofit.py --init_from={target} '
+        f'nanodepth train config/retrofit.py --init_from={target} --cut=none '
         f'--recurrence={options.recurrence} --data=... trains it')
     print(f'{target}: {now}')
 

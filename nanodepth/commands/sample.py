@@ -40,6 +40,7 @@ def main(argv=None):
     _, model = open_any(options.run, device, options.dtype, others=False)
     tokenizer = get_tokenizer(options.run)
     way = read_way(options)
+    torch.manual_seed(options.seed)     # of fresh first states
     with way.apply(model):
         write(model, tokenizer, options, device)
 

@@ -21,15 +21,15 @@ from nanodepth.grow import untie
 from nanodepth.model import LM, require, unrolled
 from nanodepth.models.checkpoint import data_of, open_path, state_of
 from nanodepth.report.tables import columns
-from nanodepth.retrofit import core_of
+from nanodepth.retrofit import core_of, surgery
 from nanodepth.scoring.scores import how_to_prepare, is_there
 from nanodepth.text.tokenizer import copy_tokenizer, get_tokenizer
 from nanodepth.train import train
-from nanodepth.training.loader import (Loader, folders_of, make_toy_data, open_data, parts_of,
-                                       refuse_other_data)
+from nanodepth.training.loader import Loader, folders_of, make_toy_data, open_data, parts_of
 from nanodepth.training.machine import PEAKS, RANK
-from nanodepth.training.plan import (Config, model_config, plan, refuse_what_does_not_fit, resolved,
-                                     stages)
+from nanodepth.training.plan import NEEDED_BY, Config, model_config, plan, stages
+from nanodepth.training.start import (Past, filled_in, load_past, refuse_another_model,
+                                      refuse_another_tokenizer, refuse_what_does_not_fit)
 
 OUT_OF_MEMORY = 'the GPU has too little memory: a higher --grad_accum makes smaller pieces'
 
@@ -56,8 +56,8 @@ def main(argv):
         if is_there(folders):
             path = config.init_from
             n_vocab = not path and config.vocab_size or math.inf        # a parent has its own
-            parent = dict(data=data_of(path, state_of(path))) if path else {}
-            refuse_other_data(open_data(config), {}, parent, n_vocab, ())
+            before = data_of(path, state_of(path)) if path else {}
+            refuse_another_tokenizer(open_data(config), before, n_vocab)
         return
     with refusing(torch.OutOfMemoryError, why=lambda error: OUT_OF_MEMORY):
         with claim(config.out_dir) if RANK == 0 else contextlib.nullcontext():
@@ -89,18 +89,31 @@ def empty(config, n_layer):
         return LM(model_config(config, n_layer, n_vocab))
 
 
+def begun(config):
+    "(the config as the run has it; the model that it begins with, or None; its first step)."
+    if config.branch_from:
+        model, past = load_past(config.branch_from)
+        config = filled_in(config, model, past)
+        refuse_another_model(config, model, past.step)
+        return config, model, past.step
+    model = open_path(config.init_from)[1] if config.init_from else None
+    if config.cut:
+        model = surgery(model or empty(config, config.n_layer), config.cut)
+    if model:
+        config = filled_in(config, model, Past(first_n_layer=len(model.layers)))
+    return config, model, 0
+
+
 def stretches(config):
     """A run as a list of its stretches, steps of one order: [(how many steps, the model, the layers
     that run, the FLOPs of a token summed over these steps)]."""
-    parent = open_path(config.init_from)[1] if config.init_from else None
+    config, parent, step = begun(config)
     core = core_of(parent)
-    if parent:
-        config = resolved(config, parent, {})
-    refuse_what_does_not_fit(config, parent or empty(config, stages(config)[0].n_layer), True, 1)
+    refuse_what_does_not_fit(config, parent or empty(config, stages(config)[0].n_layer), 1)
     begins = {stage.first_step for stage in stages(config)}
     if config.cooldown_loop:
         begins |= {config.steps - config.decay_steps} - {config.steps}
-    begins = sorted(begins)
+    begins = [step, *sorted(first for first in begins if first > step)]
     rows = []
     for first, end in zip(begins, [*begins[1:], config.steps]):
         now = plan(config, first)
@@ -176,7 +189,8 @@ def show(config):
           f'{config.batch_size:,} x {config.context:,} = {a_step:,} tokens, '
           f'{config.steps * a_step / 1e9:,.2f}B in all')
     if config.grow and not config.init_from:
-        full = planned(replace(config, grow=None))
+        alone = {name: getattr(Config, name) for name in NEEDED_BY['grow'].split()}
+        full = planned(replace(config, grow=None, **alone))
         print(f'with {config.n_layer} layers from the first step on it would be '
               f'{full / 1e15:,.3f}: growing saves {1 - total / full:.1%}')
     minutes = total / (0.4 * PEAKS['H100']) / 60

@@ -9,7 +9,6 @@ import torch.nn as nn
 
 from nanodepth.model import require
 from nanodepth.retrofit import Core, core_of, surgery
-from nanodepth.training.plan import generator_for
 
 AUTHORS_STD = 0.0087039     # sqrt(2 / (5 * 5280)), the width of their first model, at any width
 
@@ -25,7 +24,7 @@ class AuthorsCore(Core):
     def __init__(self, items, r=4, backprop_depth=8, start='normal', state_std=None, fresh=False):
         super().__init__(items, r, backprop_depth)
         require(start in ('normal', 'authors'), f'start={start}: normal or authors')
-        self.start, self.state_std, self.fresh, self.forwards = start, state_std, fresh, 0
+        self.start, self.state_std, self.fresh = start, state_std, fresh
 
     def settings(self):
         return super().settings() | dict(start=self.start, state_std=self.state_std,
@@ -41,19 +40,19 @@ class AuthorsCore(Core):
         if self.generators:             # in training: one for each row
             s = torch.stack([self.noise((T, C), each) for each in self.generators])
         elif self.fresh:
-            self.forwards += 1
-            s = self.noise((B, T, C), generator_for(0, 'first state', self.forwards, e.device))
+            s = self.noise((B, T, C), device=e.device)
         else:                           # of each place, in blocks of 64
             blocks = range(run.start // 64, (run.start + T - 1) // 64 + 1)
             s = torch.cat([self.noise((64, C), torch.Generator().manual_seed(i)) for i in blocks])
             s = s[run.start % 64:][:T]                                          # (T, C)
         return (s.to(e) * self.std(C)).expand(B, T, C)
 
-    def noise(self, shape, generator):
+    def noise(self, shape, generator=None, device=None):
+        "By a generator, or by torch's own."
+        x = torch.empty(shape, device=generator.device if generator else device)
         if self.start == 'authors':
-            x = torch.empty(shape, device=generator.device)
             return nn.init.trunc_normal_(x, a=-3, b=3, generator=generator)
-        return torch.randn(shape, generator=generator, device=generator.device)
+        return x.normal_(generator=generator)
 
 
 def authors_surgery(model, shape, inject='authors', kind=AuthorsCore, **settings):
