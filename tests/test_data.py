@@ -35,7 +35,7 @@ from nanodepth.models.checkpoint import load_model, state_of
 from nanodepth.models.hf import save_hf
 from nanodepth.scoring import scores as scoring
 from nanodepth.scoring.rows import Asked, Subject
-from nanodepth.scoring.scores import data_scores, how_to_prepare, open_data
+from nanodepth.scoring.scores import Beginning, data_scores, how_to_prepare, open_data
 from nanodepth.scoring.way import Way
 from nanodepth.text import primitives, tokenizer as tokenizer_file, tokens as tokens_file
 from nanodepth.text.primitives import Example, few_shot, TASKS, TOY_TASKS
@@ -43,7 +43,7 @@ from nanodepth.text.tokenizer import copy_tokenizer, get_tokenizer
 from nanodepth.text.tokens import number, write_dataset
 from nanodepth.train import train
 from nanodepth.training import loader as loader_file
-from nanodepth.training.loader import Loader, permute, whose_rows
+from nanodepth.training.loader import Loader
 from nanodepth.training.measure import answers, validate
 from nanodepth.training.plan import seed_for
 
@@ -71,16 +71,6 @@ def test_bytes():
     assert enc.encode('a<|endoftext|>', allowed_special='all') == [97, 256]
 
 
-@pytest.mark.parametrize('n', [1, 2, 3, 5, 16, 17, 1000, 4097])
-def test_permute_is_a_permutation_for_ever(n):
-    "Gold values: another platform or version must see the same data in the same order."
-    seen = permute(range(n), n, seed_for(0, 'test')).tolist()
-    assert sorted(seen) == list(range(n))
-    assert n < 100 or abs(np.corrcoef(np.arange(n), seen)[0, 1]) < 0.1      # no shift, no stretch
-    assert seed_for(0, 'epoch of dataset 0', 3) == 8554754645012042060
-    assert permute(range(10), 10, 12345).tolist() == [7, 1, 9, 6, 4, 5, 8, 3, 0, 2]
-
-
 def shard_of(dataset, s=0):
     "{'.bin': the tokens of a shard}, and .mask and .marks, if it has them."
     shard, dtypes = dataset.about['shards'][s], {'.bin': dataset.about['dtype']}
@@ -88,21 +78,25 @@ def shard_of(dataset, s=0):
                                 dtypes.get(ending, 'uint8')) for ending in shard['sha256']}
 
 
-def row_by_row(loader, step, first_epoch, rank, size):
+def shuffled(seed, items):
+    "numpy's RandomState, whose stream is frozen, and its two words of the seed."
+    items = np.array(items)
+    np.random.RandomState([*divmod(seed, 2 ** 32)]).shuffle(items)
+    return items.tolist()
+
+
+def row_by_row(loader, step, rank, size, starts=(), last=None):
     "A batch in the slow form: each row's dataset, epoch and window by counting, and its bytes."
-    rows, T, quota, n = [], loader.context, loader.quota.tolist(), len(loader.starts)
+    rows, T, quota, n = [], loader.context, loader.quota.tolist(), len(starts)
     share = loader.batch_size // size
     first = step * loader.batch_size + rank * share
-    for period, slot in (divmod(row, 1000) for row in range(first, first + share)):
-        key = seed_for(loader.seed, 'mixture', period)
-        turns = np.repeat([*range(len(quota))], quota)[permute(range(1000), 1000, key)][:slot + 1]
-        *before, d = turns.tolist()
+    turns = shuffled(seed_for(loader.seed, 'mixture'), np.repeat([*range(len(quota))], quota))
+    for row in range(first, first + share)[:None if last is None else max(0, last - first)]:
+        *before, d = (turns * (1 + row // 1000))[:row + 1]
         shard, names = shard_of(loader.datasets[d]), loader.datasets[d].about['kinds']
         windows = (len(shard['.bin']) - 1) // T
-        epoch, i = divmod(period * quota[d] + before.count(d), windows)
-        if epoch and first_epoch:
-            continue
-        [i] = permute([i], windows, seed_for(loader.seed, f'epoch of dataset {d}', epoch))
+        epoch, i = divmod(before.count(d), windows)
+        i = shuffled(seed_for(loader.seed, f'epoch of dataset {d}', epoch), range(windows))[i]
         tokens, targets, marks = [], [], []
         for place in range(i * T, i * T + T):
             tokens.append(int(shard['.bin'][place]))
@@ -110,32 +104,78 @@ def row_by_row(loader, step, first_epoch, rank, size):
             targets.append(int(shard['.bin'][place + 1]) if counts else -1)
             begins, kind = divmod(int(shard['.marks'][place + 1]), 128) if names else (0, 0)
             marks.append(counts and kind and 128 * begins + 1 + loader.kinds.index(names[kind - 1]))
-        if tokens[:n] == list(loader.starts):
+        if tokens[:n] == list(starts):
             rows.append((tokens + [0] * n, targets + [-1] * n, marks + [0] * n))
         else:
-            rows.append(([*loader.starts, *tokens], [-1] * n + targets, [0] * n + marks))
+            rows.append(([*starts, *tokens], [-1] * n + targets, [0] * n + marks))
     return [torch.tensor(part) for part in zip(*rows)]
 
 
-@pytest.mark.parametrize('starts', [(), (7,), (3, 4)])
-@pytest.mark.parametrize('folders', ['a', 'abc', 'cba'])
-def test_a_batch_at_once_is_the_batch_row_by_row(tmp_path, monkeypatch, folders, starts):
-    "Kinds of answers go by name where datasets number them otherwise."
+@pytest.fixture
+def three_kinds(tmp_path):
     rng = np.random.default_rng(0)
     for name, n, kinds in (('a', 5000, ['x', 'y']), ('b', 300, ['y', 'z']), ('c', 9000, None)):
         write_dataset(tmp_path / name, 'train', 'bytes', rng.integers(3, 9, n), kinds=kinds,
                       mask=None if name == 'c' else rng.integers(0, 2, n),
                       marks=rng.choice([0, 1, 129, 2, 130], n) if kinds else None)
-    assert Loader(tmp_path / 'b', 40, 7, 'train').batches_of_an_epoch == 1      # 42 rows
+        for path in (tmp_path / name).iterdir():        # the same rows to validate
+            shutil.copy(path, path.with_name(path.name.replace('train', 'val')))
+        text = (tmp_path / name / 'val.json').read_text()
+        (tmp_path / name / 'val.json').write_text(text.replace('train_', 'val_'))
+    return tmp_path
+
+
+@pytest.mark.parametrize('starts', [(), (7,), (3, 4)])
+@pytest.mark.parametrize('folders', ['a', 'abc', 'cba'])
+def test_a_batch_at_once_is_the_batch_row_by_row(three_kinds, monkeypatch, folders, starts):
+    "Kinds of answers go by name where datasets number them otherwise."
     for rank, size in ((0, 1), (1, 3)):
         monkeypatch.setattr(loader_file, 'RANK', rank)
         monkeypatch.setattr(loader_file, 'SIZE', size)
-        loader = Loader([tmp_path / name for name in folders], 12, 7, 'train', 5, starts)
+        paths = [three_kinds / name for name in folders]
+        train, val = (Beginning(paths, 12, 7, split, 5) for split in ('train', 'val'))
+        train.starts = val.starts = starts
         # 83: in two periods; 10: where the second epoch of b begins
-        for step, first_epoch in ((0, False), (83, False), (10, True)):
-            batch = loader.batch(step, first_epoch)
-            slow = row_by_row(loader, step, first_epoch, rank, size)
-            assert all(torch.equal(one, other) for one, other in zip(batch, slow, strict=True))
+        for loader, step, last in ((train, 0, None), (train, 83, None), (train, 10, None),
+                                   (val, val.n_batches - 1, val.n_rows)):
+            batch = loader.batch(step)
+            slow = row_by_row(loader, step, rank, size, starts, last)
+            assert len(batch[0]) == (len(slow[0]) if slow else 0)
+            assert not slow or all(torch.equal(*pair) for pair in zip(batch, slow, strict=True))
+
+
+@pytest.mark.parametrize('folders', ['b', 'ab'])
+def test_validation_has_each_row_once_and_an_epoch_each_window(three_kinds, monkeypatch, folders):
+    "Whatever the batch and the number of processes. Of a mixture until one dataset ends."
+    paths = [three_kinds / name for name in folders]
+    seen = []
+    for batch_size, size in ((1, 1), (12, 1), (12, 3), (999, 3)):
+        monkeypatch.setattr(loader_file, 'SIZE', size)
+        rows = []
+        for rank in range(size):
+            monkeypatch.setattr(loader_file, 'RANK', rank)
+            val = Loader(paths, batch_size, 7, 'val')
+            rows += [row for step in range(val.n_batches) for row in val.batch(step)[0].tolist()]
+        assert len(rows) == val.n_rows
+        seen.append(sorted(rows))
+    turns = shuffled(seed_for(0, 'mixture'), [0] * 500 + [1] * 500)
+    of_b = [row for row, d in enumerate(turns) if d == 1]
+    assert seen == seen[:1] * 4 and val.n_rows == (42 if folders == 'b' else of_b[42])
+    windows = [*range(42)]
+    monkeypatch.setattr(loader_file, 'RANK', 0)
+    monkeypatch.setattr(loader_file, 'SIZE', 1)
+    train = Loader(three_kinds / 'b', 42, 7)
+    epochs = [train.datasets[0].order(seed_for(0, 'epoch of dataset 0', e)).tolist()
+              for e in range(2)]
+    assert [sorted(epoch) for epoch in epochs] == [windows] * 2 and epochs[0] != epochs[1]
+
+
+def test_the_order_of_rows_is_for_ever(tmp_path):
+    "Gold values: another platform or version must see the same data in the same order."
+    assert seed_for(0, 'epoch of dataset 0', 3) == 8554754645012042060
+    write_dataset(tmp_path, 'train', 'bytes', np.arange(81) % 256)
+    row = Loader([tmp_path] * 2, 4, 8, seed=1).batch(3)[0][:, 0]
+    assert (row // 8).tolist() == [9, 1, 2, 4]
 
 
 def test_data_that_are_made_anew_are_read_anew(tmp_path):

@@ -172,7 +172,7 @@ RECURRENT = dict(optimizer='adamw', steps=3, warmup_steps=0, decay_steps=1, curr
 ALIKE = dict(       # a run's settings, what a second run has otherwise, its processes, how near
     growing_in_pieces=(SMALLER, dict(grad_accum=3), 2, 1e-4),
     masked_row_by_row=(MASKED, dict(grad_accum=2), 2, 1e-5),
-    a_core_in_two_with_pieces=(RECURRENT, dict(grad_accum=2), 2, 1e-5),
+    a_core_in_two_with_pieces=(RECURRENT, dict(grad_accum=2), 2, 3e-5),
     half=(dict(steps=4, warmup_steps=0, decay_steps=1, dtype='bfloat16'), {}, 2, 1e-3),
     measured_and_logged=(dict(eval_every=1), dict(eval_every=100, log_every=100, save_every=100),
                          1, 0))

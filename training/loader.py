@@ -6,7 +6,9 @@ token of an answer has the number of its kind, and the first token that number p
 may also be a mixture: its mixture.json is {a folder in it: its share of the rows}.
 
 A *window* is `context` tokens of a dataset. *Rows* are numbered through the whole run, and each
-holds a window. An *epoch* of a dataset is over when each of its windows came once.
+holds a window. An *epoch* of a dataset is over when each of its windows came once, in an order that
+is drawn for each epoch. Validation reads one epoch. (In sequence, a few batches of the toy's would
+have no text: that stands at its end.)
 """
 import functools
 import json
@@ -25,7 +27,7 @@ from training.machine import RANK, SIZE
 from training.settings import find
 
 BEGINS = 128
-PERIOD = 1000       # a mixture's shares are exact in every thousand rows
+PERIOD = 1000       # rows, in each of which a mixture's shares are exact
 
 
 def folders_of(data):
@@ -70,6 +72,15 @@ class Dataset:
         windows = [(shard['tokens'] - 1) // context for shard in self.about['shards']]
         self.ends = np.cumsum(windows)          # how many there are, each shard's own included
         self.begins = self.ends - windows
+        self.drawn = None                       # (a seed, the order that it gives)
+
+    def order(self, seed):
+        "The windows as an epoch has them. (10^8 of them are 400 MB, and take some seconds.)"
+        if not self.drawn or self.drawn[0] != seed:
+            windows = np.arange(self.ends[-1], dtype=np.uint32)
+            draws(seed).shuffle(windows)
+            self.drawn = seed, windows
+        return self.drawn[1]
 
     def read(self, windows, kinds):
         """(3, n, T) of n windows: tokens, targets (-1: none), and the targets' marks (0: none,
@@ -112,11 +123,10 @@ def open_file(path, dtype, n):
 
 
 class Loader:
-    """Batches of batch_size rows, of which each process gets its part. Before each row stand the
-    tokens `starts`, for models that expect a text to begin so. They are no targets."""
+    "Batches of batch_size rows, of which each process gets its part."
 
-    def __init__(self, data, batch_size, context, split='train', seed=0, starts=()):
-        self.batch_size, self.context, self.seed, self.starts = batch_size, context, seed, starts
+    def __init__(self, data, batch_size, context, split='train', seed=0):
+        self.batch_size, self.context, self.split, self.seed = batch_size, context, split, seed
         open_file.cache_clear()         # files that were open may be others by now
         self.datasets, shares = [], []
         for folder in folders_of(data):
@@ -126,17 +136,24 @@ class Loader:
             self.datasets += [Dataset(part, split, context) for part in parts]
             shares += [share / sum(parts.values()) for share in parts.values()]
         self.n_windows = np.array([each.ends[-1] for each in self.datasets])    # of each dataset
-        # rows of each dataset in a period: rounded down, the rest to the largest remainders
-        exact = np.array(shares) * PERIOD / sum(shares)
-        self.quota = np.floor(exact).astype(int)
-        by_remainder = np.argsort(self.quota - exact, kind='stable')
-        self.quota[by_remainder[:PERIOD - self.quota.sum()]] += 1
+        # A period: whose its rows are, and how many of the same dataset come before each.
+        ends = np.cumsum(shares) * PERIOD / sum(shares)
+        whose = ends.searchsorted(np.arange(PERIOD) + 0.5)          # [0, 0, .., 1, 1, ..]
+        self.quota = np.bincount(whose, minlength=len(shares))      # rows of each dataset
         require(min(*self.n_windows, *self.quota) > 0, f'{data} has a dataset that is shorter than '
                 f'a context of {context} tokens, or whose share is below 1 in {PERIOD}')
+        self.whose = draws(seed_for(seed, 'mixture')).permutation(whose)
+        self.before = np.empty(PERIOD, int)
+        first_again = []                # the first row that reads a dataset a second time
+        for d, n in enumerate(self.quota):
+            places = np.flatnonzero(self.whose == d)
+            self.before[places] = np.arange(n)
+            periods, rest = divmod(self.n_windows[d], n)
+            first_again.append(periods * PERIOD + places[rest])
+        self.n_rows = min(first_again).item()
+        self.n_batches = -(-self.n_rows // batch_size)      # of validation: each row once
         kinds = [kind for each in self.datasets for kind in each.about['kinds']]
         self.kinds = [*dict.fromkeys(kinds)]    # of answers, numbered through all datasets
-        rows = int(min(self.n_windows * PERIOD // self.quota))      # till a first epoch is over
-        self.batches_of_an_epoch = max(1, rows // batch_size)
 
     def description(self):
         "What a checkpoint keeps of the data, to know it again."
@@ -147,62 +164,26 @@ class Loader:
         "How often the dataset that is read most has been read after so many batches."
         return max(batches * self.batch_size * self.quota / PERIOD / self.n_windows).item()
 
-    def batch(self, step, first_epoch=False):
-        """(tokens, targets, marks of the targets), (B, T) each; -1 is no target. first_epoch leaves
-        out all other rows: to validate, small data is read once."""
+    def batch(self, step):
+        """(tokens, targets, marks of the targets), (B, T) each; -1 is no target. The last batch of
+        validation may have fewer rows."""
         n = self.batch_size // SIZE
         first = step * self.batch_size + RANK * n           # rows count through the whole run
-        periods = range(first // PERIOD, (first + n - 1) // PERIOD + 1)
-        of_periods = [whose_rows(tuple(self.quota.tolist()), self.seed, i) for i in periods]
-        dataset, number = np.concatenate(of_periods, axis=1)[:, first % PERIOD:][:, :n]
+        end = min(first + n, self.n_rows) if self.split == 'val' else first + n
+        period, place = np.divmod(np.arange(first, end), PERIOD)
+        dataset = self.whose[place]
         # Say a row is a dataset's 866th. If that has 500 windows, the row is in its epoch 1, and
-        # holds the window that comes 366th in that epoch's permutation.
-        epoch, place = np.divmod(number, self.n_windows[dataset])
-        rows = np.empty((3, n, self.context), np.int64)
-        for d, e in {*zip(dataset.tolist(), epoch.tolist())}:
+        # holds the window that comes 366th in that epoch's order.
+        number = period * self.quota[dataset] + self.before[place]
+        epoch, number = np.divmod(number, self.n_windows[dataset])
+        rows = np.empty((3, len(number), self.context), np.int64)
+        for d, e in sorted({*zip(dataset.tolist(), epoch.tolist())}):
             here = (dataset == d) & (epoch == e)
-            key = seed_for(self.seed, f'epoch of dataset {d}', e)
-            windows = permute(place[here], self.n_windows[d].item(), key)
-            rows[:, here] = self.datasets[d].read(windows, self.kinds)
-        rows = rows[:, epoch == 0] if first_epoch else rows
-        if self.starts:         # before each row; one that has them by itself is padded at its end
-            own, new = rows, len(self.starts)
-            rows = np.full((3, own.shape[1], new + self.context), [[[0]], [[-1]], [[0]]])
-            for i in range(own.shape[1]):
-                first = 0 if (own[0, i, :new] == self.starts).all() else new
-                rows[0, i, :first] = self.starts[:first]
-                rows[:, i, first:first + self.context] = own[:, i]
+            order = self.datasets[d].order(seed_for(self.seed, f'epoch of dataset {d}', e))
+            rows[:, here] = self.datasets[d].read(order[number[here]], self.kinds)
         return torch.from_numpy(rows).unbind()
 
 
-@functools.lru_cache(4)
-def whose_rows(quota, seed, period):
-    "(2, PERIOD): each row's dataset, and how many of that dataset's rows came before."
-    key = seed_for(seed, 'mixture', period)
-    datasets = np.repeat(np.arange(len(quota)), quota)
-    datasets = datasets[permute(np.arange(PERIOD), PERIOD, key)]
-    numbers = np.empty(PERIOD, int)
-    for d, n in enumerate(quota):
-        numbers[datasets == d] = period * n + np.arange(n)
-    return np.stack((datasets, numbers))
-
-
-def permute(places, n, key):
-    """Where places go in the permutation of range(n) that the key picks, without a list of n: there
-    may be billions. (A Feistel network of four rounds permutes the numbers below a power of four,
-    by mixing the two halves of their bits. "Cycle walking" sends a place that lands past n on.)"""
-    bits = max(1, ((n - 1).bit_length() + 1) // 2)              # of a half
-    half = np.uint64(bits)
-    mask = np.uint64(2 ** bits - 1)
-    result = np.array(places, np.uint64)
-    outside = np.ones(len(places), bool)
-    while outside.any():
-        left, right = result[outside] >> half, result[outside] & mask
-        for turn in range(4):
-            z = right + np.uint64((key + turn * 0x9E3779B97F4A7C15) % 2 ** 64)
-            z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)      # splitmix64
-            z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-            left, right = right, left ^ ((z ^ (z >> np.uint64(31))) & mask)
-        result[outside] = (left << half) | right
-        outside = result >= n
-    return result.astype(np.int64)
+def draws(seed):
+    "numpy's RandomState, whose draws stay the same in all its versions. It takes 32 bits at once."
+    return np.random.RandomState([seed >> 32, seed & 0xffff_ffff])

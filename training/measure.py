@@ -51,11 +51,10 @@ def validate(model, loader, batches=0, pieces=1, losses_of=losses_of):
     """For each of the first batches (0: all): the sums of loss, tokens, right answers and answers,
     of all tokens and then of each kind; each row's (loss, tokens); each answer's (kind, is it
     right)."""
-    n = loader.batches_of_an_epoch
-    for step in range(min(batches or n, n)):
+    for step in range(min(batches or loader.n_batches, loader.n_batches)):
         sums = torch.zeros(1 + len(loader.kinds), 4, dtype=torch.float64)
         of_rows, of_answers = [], []
-        for x, y, marks in zip(*(t.chunk(pieces) for t in loader.batch(step, first_epoch=True))):
+        for x, y, marks in zip(*(t.chunk(pieces) for t in loader.batch(step))):
             if len(x) == 0:                     # of the last rows, another process has all
                 continue
             losses, wrong = losses_of(model, x, y)

@@ -84,7 +84,7 @@ class Probed(Subject):
     @functools.cached_property
     def lens(self):
         "A tuned lens, of rows that neither the model was trained on nor the probes look at."
-        n = self.val.batches_of_an_epoch
+        n = self.val.n_batches
         looked_at = max(-(-self.asked.count // self.val.batch_size), self.asked.batches,
                         min(8, n // 2))
         if looked_at >= n:
@@ -107,11 +107,10 @@ class Probed(Subject):
 
 def rows_of(val, count, length):
     "Validation rows, or the first tokens of them, and their targets: (n, T) each."
-    there = val.batches_of_an_epoch * val.batch_size
-    if count > max(there, Options.count):
-        raise Refused(f'--count={count}, but the validation data have {there} rows')
-    batches = range(min(val.batches_of_an_epoch, -(-count // val.batch_size)))
-    parts = zip(*(val.batch(step, first_epoch=True)[:2] for step in batches))
+    if count > max(val.n_rows, Options.count):
+        raise Refused(f'--count={count}, but the validation data have {val.n_rows} rows')
+    batches = range(min(val.n_batches, -(-count // val.batch_size)))
+    parts = zip(*(val.batch(step)[:2] for step in batches))
     tokens, targets = (torch.cat(part)[:count, :length] for part in parts)
     if length and tokens.shape[1] < length:
         raise Refused(f'the rows of the validation data have {tokens.shape[1]} tokens, '

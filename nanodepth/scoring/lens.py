@@ -61,6 +61,7 @@ def train_lens(model, loader, steps=250, lr=1e-3, progress=False, batches=None):
     device = next(model.parameters()).device
     lens = TunedLens(len(unrolled(model.order)), model.config.n_embd).to(device)
     steps = steps if len(lens.bias) else 0          # one layer: nothing is early
+    batches = batches or range(loader.n_batches)
     optimizer = torch.optim.Adam(lens.parameters(), lr=lr)      # the papers use SGD
     frozen = [p for p in model.parameters() if p.requires_grad]
     for p in frozen:
@@ -68,7 +69,7 @@ def train_lens(model, loader, steps=250, lr=1e-3, progress=False, batches=None):
         p.requires_grad_(False)
     try:
         for step in tqdm(range(steps), 'lens', unit='step', leave=False, disable=not progress):
-            tokens, *_ = loader.batch(batches[step % len(batches)] if batches else step)
+            tokens, *_ = loader.batch(batches[step % len(batches)])
             streams = streams_behind(model, tokens.to(device))
             if model.config.vocab_size >= 16_384:
                 drawn = torch.Generator().manual_seed(step)

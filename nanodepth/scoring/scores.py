@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from nanodepth.common.errors import Refused
@@ -138,6 +139,21 @@ def how_to_prepare(folder):
             f'{find("data/text/prepare.py")} FILES --out={folder}')
 
 
+class Beginning(Loader):
+    """A Loader before whose rows stand the tokens `starts`, for models that expect a text to begin
+    so. They are no targets. A row that has them by itself is padded at its end."""
+    starts = ()
+
+    def batch(self, step):
+        own, new = torch.stack(super().batch(step)).numpy(), len(self.starts)
+        rows = np.full((3, own.shape[1], new + self.context), [[[0]], [[-1]], [[0]]])
+        for i in range(own.shape[1]):
+            first = 0 if (own[0, i, :new] == self.starts).all() else new
+            rows[0, i, :first] = self.starts[:first]
+            rows[:, i, first:first + self.context] = own[:, i]
+        return torch.from_numpy(rows).unbind()
+
+
 def open_data(path, state, model, data, seed=0, rows=None, starts=()):
     """The validation rows of `data`, else of what the run was trained on; `rows` in a batch, else
     as many as in training. `starts`: what each begins with, else what the checkpoint wants."""
@@ -151,7 +167,8 @@ def open_data(path, state, model, data, seed=0, rows=None, starts=()):
     context = c.get('context', min(model.config.context - len(starts), 512))
     if not is_there(data):
         raise Refused(f'there is no dataset at {data}; {how_to_prepare(data)}')
-    loader = Loader(data, rows or c.get('batch_size', 4), context, 'val', seed, starts)
+    loader = Beginning(data, rows or c.get('batch_size', 4), context, 'val', seed)
+    loader.starts = starts
     refuse_another_tokenizer(path, loader)
     if as_trained and loader.description() != as_trained:
         raise Refused(f'{data} has changed since {path} was trained: give --data={data} to measure '
