@@ -101,7 +101,7 @@ def take_steps(run, signals):
         require(math.isfinite(loss + norm), f'step {step + 1} was not taken: loss {loss}, gradient '
                 f'norm {norm}. A branch goes on from the last checkpoint: --branch_from={c.out_dir}'
                 ', another --out_dir, and a lower --lr or --grad_clip')
-        torch.manual_seed(seed_for(c.seed, 'optimizers', step))     # of equal weights, equal draws
+        torch.manual_seed(seed_for(c.seed, 'optimizers', step))     # all processes draw the same
         update(run, now.rate)
         cost = add_up(run, time.perf_counter() - began, flops)
         log(run, now, dict(loss=loss, grad_norm=norm) | event, cost)
@@ -273,32 +273,33 @@ def report(run):
 
 # --------------------------------------------------------------------------------- where it begins
 
-def begin(c, machine, open_parent):
+def begin(asked, machine, open_parent):
     "A Run at its next step. (training/start.py says where it comes from.)"
-    require(not c.wandb or importlib.util.find_spec('wandb'), '--wandb needs pip install wandb')
-    data = open_data(c)
-    settings, model, past = start(c, data, open_parent)
-    kept = kept_of(past, settings, data)
+    require(not asked.wandb or importlib.util.find_spec('wandb'),
+            '--wandb needs pip install wandb')
+    data = open_data(asked)
+    c, model, past = start(asked, data, open_parent)
+    kept = kept_of(past, c, data)
     is_resumed = past.origin == c.out_dir
     model.to(machine.device, torch.float32)
-    optimizers = make_optimizers(model, settings)
+    optimizers = make_optimizers(model, c)
     if past.origin:
         load_states(optimizers, past.optimizers, is_resumed)
     totals = dict(step=past.step, tokens=past.tokens, flops=past.flops, seconds=past.seconds)
     bar = tqdm(total=c.steps, initial=past.step, disable=RANK > 0 or not sys.stderr.isatty())
-    run = Run(settings, machine, data, model, optimizers, compile_and_distribute(machine, model),
-              totals, kept, bar)
+    wrapped = compile_and_distribute(machine, model, c.order)
+    run = Run(c, machine, data, model, optimizers, wrapped, totals, kept, bar)
     measured = measure(run, c.metric)   # now, so that a bad metric fails before a folder is made
     run.log = open_folder(Path(c.out_dir), kept['config'], data['data'].datasets, past)
     if c.wandb and RANK == 0:
         import wandb
         run.online = wandb.init(project='nanodepth', name=Path(c.out_dir).name,
                                 config=kept['config'])
-    greet(run, c, past)
+    greet(run, asked, past)
+    if not past.origin:
+        write_line(run, {}, measured)
     if not is_resumed:
         save_run(run)
-    if past.step == 0:
-        write_line(run, {}, measured)
     return run
 
 

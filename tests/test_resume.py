@@ -126,6 +126,17 @@ def test_a_run_that_is_killed_while_it_saves_goes_on_from_the_checkpoint_before(
     assert {path.stat().st_nlink for path in Path(killed.out_dir).glob('*.pt')} == {1}
 
 
+def test_a_run_that_is_killed_before_its_first_step_has_a_first_line_once(config, monkeypatch):
+    whole, killed = config('whole'), config('killed')
+    train(whole)
+    with monkeypatch.context() as patch:
+        patch.delattr(train_file, 'take_steps')
+        with pytest.raises(NameError):
+            train(killed)
+    train(killed)
+    assert left_by(killed) == left_by(whole)
+
+
 def test_a_signal_in_the_last_step_ends_a_finished_run(config):
     stop_at(12)
     assert train(config()) == 0 and state_of(config())['step'] == 12
@@ -208,7 +219,10 @@ def test_branch_refuses_what_cannot_go_on_from_that_model(config, placed):
              'after step 12 these settings need n_layer=1 and not 3'),
             ('loop', dict(steps=20), r'runs the order \[0, 1, 0, 1\]: give its loop or order'),
             ('trunk', dict(steps=20, data='{other}'), 'a model has one tokenizer'),
-            ('trunk', dict(steps=20, optimizer='adamw'), 'have other optimizers')):
+            ('trunk', dict(steps=20, optimizer='adamw'), 'have other optimizers'),
+            ('trunk', dict(steps=20, cut='1-0-1'), 'began with cut=None'),
+            ('trunk', dict(steps=20, n_embd=64, init_from='nowhere'), 'began with init_from=None'),
+            ('trunk', dict(steps=20, order=[0, 9]), 'is not made of the layers 0 to 1')):
         c = config('x', branch_from=str(Path(trunk.out_dir).with_name(origin)), **placed(fields))
         with pytest.raises(Refused, match=message):
             train(c)

@@ -7,8 +7,8 @@ may also be a mixture: its mixture.json is {a folder in it: its share of the row
 
 A *window* is `context` tokens of a dataset. *Rows* are numbered through the whole run, and each
 holds a window. An *epoch* of a dataset is over when each of its windows came once, in an order that
-is drawn for each epoch. Validation reads one epoch. (In sequence, a few batches of the toy's would
-have no text: that stands at its end.)
+is drawn for each epoch. Validation reads one epoch, of a mixture until one of its datasets ends.
+(In sequence, a few batches of the toy's would have no text: that stands at its end.)
 """
 import functools
 import json
@@ -57,7 +57,8 @@ def open_data(c):
     if SIZE > 1:
         dist.barrier()              # the others wait for it
     size = c.batch_size, c.context
-    loaders = dict(data=Loader(c.data, *size, seed=c.seed), val=Loader(c.data, *size, 'val'))
+    loaders = dict(data=Loader(c.data, *size, seed=c.seed),
+                   val=Loader(c.data, *size, 'val'))        # the same rows whatever the seed
     if c.cooldown_data:
         loaders['cooldown_data'] = Loader(c.cooldown_data, *size, seed=c.seed)
     return loaders
@@ -69,7 +70,7 @@ class Dataset:
     def __init__(self, folder, split, context):
         self.folder, self.context = folder, context
         self.about = json.loads((folder / f'{split}.json').read_text())
-        windows = [(shard['tokens'] - 1) // context for shard in self.about['shards']]
+        windows = [max(0, shard['tokens'] - 1) // context for shard in self.about['shards']]
         self.ends = np.cumsum(windows)          # how many there are, each shard's own included
         self.begins = self.ends - windows
         self.drawn = None                       # (a seed, the order that it gives)

@@ -85,8 +85,9 @@ def stopping():
             signal.signal(number, handler)
 
 
-def compile_and_distribute(machine, model):
-    "Compiles each Block by itself, so that a growth compiles nothing, and puts a model into DDP."
+def compile_and_distribute(machine, model, order=None):
+    """Compiles each Block by itself, so that a growth compiles nothing, and puts a model into DDP.
+    order: one that it will get soon."""
     if machine.compiles:
         torch._dynamo.config.optimize_ddp = False       # it would cut each Block at every 25 MB
         for block in model.layers:
@@ -96,8 +97,9 @@ def compile_and_distribute(machine, model):
     if SIZE == 1:
         return model
     # DDP has to look for what an order leaves out. On CPUs it always looks, and averages by a hook:
-    # without both its first step rounds in another way, and so would a resumed run.
-    runs_all = {*unrolled(model.order)} == {*range(len(model.layers))}
+    # without both, DDP's first step rounds otherwise than its later ones, and a resumed run has a
+    # first step again.
+    runs_all = {*unrolled(order or model.order)} == {*range(len(model.layers))}
     runs_all &= bool(model.adapter) == bool(core_of(model))
     with warnings.catch_warnings(action='ignore', category=FutureWarning):      # DDP's own
         wrapped = DistributedDataParallel(

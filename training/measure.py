@@ -72,7 +72,8 @@ def validate(model, loader, batches=0, pieces=1, losses_of=losses_of):
 
 def answers(marks, wrong):
     """(kind, is all of it right) of each answer that begins in these rows (B, T): with a mark of
-    128 + kind. Its other tokens have the mark `kind`, so it ends before another mark."""
+    128 + kind. Its other tokens have the mark `kind`, so it ends before another mark. (Of one that
+    goes on in the next row, only these tokens count.)"""
     firsts = (marks >= BEGINS).nonzero().tolist()
     marks, wrong = marks.tolist(), wrong.tolist()
     for row, first in firsts:

@@ -48,7 +48,7 @@ def parameters_of(optimizers):
 def made_anew(optimizers, model, c):
     """Optimizers of a model that has grown, with the states that `untie` gave its parameters. Their
     groups are made anew, because a config may group layers by their depth."""
-    # a state is of a parameter and of a kind of optimizer, which the config may give it by depth
+    # a parameter that goes to another kind of optimizer, as a config may want, loses its state
     states = {(type(optimizer), p): state for optimizer in optimizers
               for p, state in optimizer.state.items()}
     model.requires_grad_(True)      # the config's function may freeze again
@@ -70,7 +70,8 @@ def load_states(optimizers, saved, same_settings):
         groups = [dict(group) for group in optimizer.param_groups]
         optimizer.load_state_dict(old)
         for group, made in zip(optimizer.param_groups, groups):
-            group.update({} if same_settings else made)
+            if not same_settings:
+                group.update(made)
         for i, p in enumerate(parameters_of([optimizer])):      # torch gave them p's type
             for name, value in old['state'].get(i, {}).items():
                 if torch.is_tensor(value):

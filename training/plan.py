@@ -92,7 +92,7 @@ class Config:
             require(not is_number or value >= least, f'{name}={value} is below {least}')
 
 
-# {a setting: settings that have no effect without it}. Muon is the optimizer of that name.
+# {a setting: settings that have no effect without it}. A config's own optimizer may read muon's.
 NEEDED_BY = dict(grow='init grow_block grow_from grow_alpha', muon='adamw_lr muon_scaling',
                  recurrence='curriculum curriculum_shape backprop_curriculum recompute')
 POSITIVE = set('steps batch_size context grad_accum n_layer n_embd n_head grow_block grow_from '

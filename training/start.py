@@ -65,7 +65,7 @@ def branched(c, data):
     model, past = load_past(c.branch_from)
     c = filled_in(c, model, past)
     refuse_what_does_not_fit(c, model, SIZE)
-    refuse_another_model(c, model, past.step)
+    refuse_another_model(c, model, past)
     refuse_another_tokenizer(data, past.data, model.config.vocab_size)
     return c, model, past
 
@@ -165,18 +165,23 @@ def refuse_what_does_not_fit(c, model, size):
                     f'{name}={getattr(c, name)} has no effect without {needed}')
 
 
-def refuse_another_model(c, model, step):
+def refuse_another_model(c, model, past):
     "A branch goes on from the model that its own settings would have after so many steps."
+    step = past.step
     require(step < c.steps, f'{c.branch_from} has taken {step} steps, and steps={c.steps}')
+    for name in ('init_from', 'cut'):       # they made the trunk's model, and make none here
+        began = past.config[name]
+        require(getattr(c, name) in (None, began), f'{c.branch_from} began with {name}={began}')
     n_layer = plan(c, max(0, step - 1)).n_layer         # (it grows at the beginning of a step)
     need = asdict(model_config(c, n_layer, c.vocab_size or model.config.vocab_size))
     has = vars(model.config)
     wrong = [f'{name}={need[name]} and not {has[name]}' for name in sorted(need)
              if need[name] != has[name] and name != 'context' and name in vars(c)]
     require(not wrong, f'after step {step} these settings need {"; ".join(wrong)}')
-    says_order = plan(c, step).order or c.init_from or core_of(model)
-    require(says_order or model.order == [*range(len(model.layers))],
+    is_its_own = c.init_from or core_of(model)      # else the settings say the order
+    require(plan(c, step).order or is_its_own or model.order == [*range(len(model.layers))],
             f'{c.branch_from} runs the order {unrolled(model.order)}: give its loop or order')
+    model.check(c.order or model.order)
 
 
 def refuse_another_tokenizer(data, before, n_vocab):

@@ -94,7 +94,7 @@ def begun(config):
     if config.branch_from:
         model, past = load_past(config.branch_from)
         config = filled_in(config, model, past)
-        refuse_another_model(config, model, past.step)
+        refuse_another_model(config, model, past)
         return config, model, past.step
     model = open_path(config.init_from)[1] if config.init_from else None
     if config.cut:
