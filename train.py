@@ -296,10 +296,10 @@ def begin(asked, machine, open_parent):
         run.online = wandb.init(project='nanodepth', name=Path(c.out_dir).name,
                                 config=kept['config'])
     greet(run, asked, past)
-    if not past.origin:
-        write_line(run, {}, measured)
     if not is_resumed:
         save_run(run)
+    if past.step == 0:
+        write_line(run, {}, measured)
     return run
 
 

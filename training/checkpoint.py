@@ -144,7 +144,7 @@ def open_folder(out, config, datasets, past):
     is_resumed = (out / 'ckpt.pt').exists()
     if not is_resumed and not (past.copy_words and past.copy_words(out)):
         copy_words((past.origin, config['init_from'], datasets[0].folder), out)
-    lines = read_log(ckpt_of(past.origin).with_name('log.jsonl')) if past.origin else []
+    lines = read_log(ckpt_of(past.origin).with_name('log.jsonl')) if past.step else []
     with whole(out / 'log.jsonl') as new:
         new.write_text(''.join(json.dumps(line) + '\n' for line in lines
                                if line['step'] <= past.step))

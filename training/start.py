@@ -21,7 +21,7 @@ from training.plan import FREE, NEEDED_BY, Config, model_config, plan, seed_for,
 
 @dataclass
 class Past:
-    "What a run has behind it. Its checkpoints keep it, and add what is to come."
+    "What a run has behind it: what a checkpoint says beside the model and its order."
     step: int = 0
     tokens: int = 0
     flops: int = 0
@@ -120,14 +120,14 @@ def filled_in(c, model, past):
     if core := core_of(model):
         c = replace(c, recurrence=c.recurrence or core.r,
                     backprop_depth=c.backprop_depth or core.backprop_depth)
-    if c.init_from or c.cut:
-        shape = {name: value for name, value in vars(model.config).items() if name in vars(c)}
-        del shape['context']                # a row may be shorter than the model's longest one
-        if c.grow:                          # the config says how deep it is at the end
-            del shape['n_layer']
-            shape['grow_from'] = past.first_n_layer
-        c = replace(c, **shape)
-    return c
+    if not (c.init_from or c.cut):
+        return c
+    # (a row may be shorter than the model's longest one)
+    names = (vars(model.config).keys() & vars(c).keys()) - {'context'}
+    if c.grow:                              # the config says how deep it is at the end
+        names -= {'n_layer'}
+        c = replace(c, grow_from=past.first_n_layer)
+    return replace(c, **{name: getattr(model.config, name) for name in names})
 
 
 def differences(config, other, but=()):
