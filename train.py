@@ -42,7 +42,7 @@ from training.machine import (RANK, SIZE, Machine, compile_and_distribute, excha
 from training.measure import measure
 from training.optimizers import load_states, made_anew, make_optimizers, parameters_of
 from training.picture import draw
-from training.plan import Config, plan, seed_for
+from training.plan import Config, generator_for, plan, seed_for
 from training.settings import read
 from training.start import differences, kept_of, start
 
@@ -147,9 +147,8 @@ def backward(run, now, batch):
     row = RANK * len(batch[0])              # the number of its first row in the whole batch
     for i, (x, y) in enumerate(zip(*(each.chunk(pieces) for each in batch))):
         if core := core_of(run.model):  # first states by a row's number: pieces change nothing
-            seeds = [seed_for(run.c.seed, f'state of row {row + j}', now.step)
-                     for j in range(len(x))]
-            core.generators = [torch.Generator(x.device).manual_seed(seed) for seed in seeds]
+            core.generators = [generator_for(run.c.seed, f'state of row {n}', now.step, x.device)
+                               for n in range(row, row + len(x))]
         run.wrapped.require_backward_grad_sync = i == pieces - 1    # as DDP.no_sync() sets it
         with run.machine.autocast():
             # the model's loss is a mean: times its targets it is a sum (0 where none counts)
