@@ -288,7 +288,8 @@ def begin(asked, machine, open_parent):
     bar = tqdm(total=c.steps, initial=past.step, disable=RANK > 0 or not sys.stderr.isatty())
     wrapped = compile_and_distribute(machine, model, c.order)
     run = Run(c, machine, data, model, optimizers, wrapped, totals, kept, bar)
-    measured = measure(run, c.metric)   # now, so that a bad metric fails before a folder is made
+    # now, so that a bad metric fails before a folder is made
+    measured = measure(run, c.metric) if c.metric or past.step == 0 else {}
     run.log = open_folder(Path(c.out_dir), kept['config'], data['data'].datasets, past)
     if c.wandb and RANK == 0:
         import wandb
