@@ -42,7 +42,10 @@ def main(name=None, argv=None):
         module = COMMANDS[name][0]
         if module.startswith('extras') and not (PACKAGE / 'extras').is_dir():
             raise Refused(f'{name} is one of the extras, and nanodepth/extras is not here')
-        importlib.import_module(f'nanodepth.{module}').main(argv)
+        try:
+            importlib.import_module(f'nanodepth.{module}').main(argv)
+        finally:
+            sys.stdout.flush()      # in here: a pipe may be closed already
 
 
 if __name__ == '__main__':

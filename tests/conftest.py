@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -44,8 +45,8 @@ from nanodepth.common.options import read  # noqa: E402
 from nanodepth.report import plot  # noqa: E402
 from nanodepth.models.authors import authors_surgery  # noqa: E402
 from nanodepth.retrofit import Core  # noqa: E402
-from nanodepth.scoring.rows import READ, labelled  # noqa: E402
-from nanodepth.scoring.way import Way  # noqa: E402
+from nanodepth.scoring.rows import measured  # noqa: E402
+from nanodepth.scoring.way import in_way  # noqa: E402
 from nanodepth.training.checkpoint import save  # noqa: E402
 from nanodepth.training.plan import Config  # noqa: E402
 
@@ -69,7 +70,6 @@ def sigterm_ends_a_process():
 @pytest.fixture(autouse=True)
 def no_pictures_and_no_look_around(request, monkeypatch):
     monkeypatch.setattr(train, 'backward', train.backward)      # what `at_step` changes ends here
-    READ.clear()                # files of arms in another test
     if sys.modules.get('lm_eval'):      # it asks pip and the compilers what they are: a second each
         import lm_eval.evaluator
         monkeypatch.setattr(lm_eval.evaluator, 'add_env_info', lambda results: None)
@@ -207,10 +207,10 @@ def manager(tmp_path):
     return TaskManager(include_path=[str(folder), str(ROOT / 'data/evals')], include_defaults=False)
 
 
-def asked_of(subject, way=Way()):
+def asked_of(subject, way={}):
     "{name: Score} of a Subject's model, run in a way."
-    measured = {name: subject.measure(name, way) for name in subject.measures}
-    return {label: score for label, (score, _) in labelled(measured).items()}
+    with in_way(subject.model, way):
+        return {name: score for name, (score, _) in measured(subject, way).items()}
 
 
 def write_noise(folder, kinds, length=8000, mask=None):
@@ -315,6 +315,15 @@ def stop_at(step, number=signal.SIGTERM):
 def log_of(config):
     return [json.loads(line)
             for line in (Path(config.out_dir) / 'log.jsonl').read_text().splitlines()]
+
+
+def table_of(said, measure):
+    "The cells of a table's lines, by its heads."
+    table = next(table for table in re.findall(r'(?:^\|.*\n)+', said, flags=re.M)
+                 if f' {measure} ' in table.partition('\n')[0])
+    heads, _, *lines = [[cell.strip() for cell in line.strip('|').split('|')]
+                        for line in table.splitlines()]
+    return [dict(zip(heads, line)) for line in lines]
 
 
 def state_of(path):

@@ -175,7 +175,8 @@ def test_every_command_reads_its_options_so(capsys):
             read(Options, argv, ['run'])
     with pytest.raises(SystemExit):
         read(Options, ['--help'], ['run'])
-    assert '# how often' in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert re.search(r'--K=N,... +how often \[1\]\n', said) and 'def ' not in said
 
 
 def test_a_config_finds_its_neighbours_and_the_book(tmp_path, monkeypatch):

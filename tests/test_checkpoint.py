@@ -242,7 +242,7 @@ COMMANDS = [        # (a command, files that stand in its way: any in a model's 
                     # dataset, one that would be written over or read with it)
     ('export', ['{run}', '{out}'], ['README.md', 'model.safetensors', 'lock']),
     ('cut', ['{run}', '1-1-1', '--out={out}'], ['notes.txt', 'tokenizer.json']),
-    ('evaluate', ['{run}', '--tasks=toy_copy', '--out={out}/e.csv'], ['e.jsonl', 'e.csv']),
+    ('evaluate', ['{run}', '--tasks=toy_copy', '--out={out}/e.csv'], ['e.csv']),
     ('prepare', ['{text}', '--out={out}'],
      ['train.json', 'val.json', 'val_000.bin', 'train_000.mask', 'ckpt.pt', 'mixture.json'])]
 MINE = 'three weeks of notes'

@@ -33,10 +33,9 @@ from nanodepth.commands.train import open_parent
 from nanodepth.common.errors import Refused
 from nanodepth.models.checkpoint import load_model, state_of
 from nanodepth.models.hf import save_hf
-from nanodepth.scoring import scores as scoring
-from nanodepth.scoring.rows import Asked, Subject
-from nanodepth.scoring.scores import Beginning, data_scores, how_to_prepare, open_data
-from nanodepth.scoring.way import Way
+from nanodepth.scoring import data as scoring
+from nanodepth.scoring.data import Beginning, how_to_prepare, open_data
+from nanodepth.scoring.rows import Asked, Subject, data_scores
 from nanodepth.text import primitives, tokenizer as tokenizer_file, tokens as tokens_file
 from nanodepth.text.primitives import Example, few_shot, TASKS, TOY_TASKS
 from nanodepth.text.tokenizer import copy_tokenizer, get_tokenizer

@@ -256,7 +256,7 @@ FEW = ['--count=4', '--length=10', '--n=6', '--batches=1', '--lens_steps=3', '--
 
 
 @torch.enable_grad()
-def test_one_command_one_page(tiny, data, tmp_path, capsys, monkeypatch):
+def test_one_command_one_page(tiny, data, tmp_path, capsys):
     model, out = tiny(vocab_size=257), tmp_path / 'page'
     models = dict(plain=model, loop=tiny(vocab_size=257, n_layer=2, order=[0, 1, 0, 1]),
                   cut=surgery(model, '1-2-1', r=2))
@@ -265,11 +265,11 @@ def test_one_command_one_page(tiny, data, tmp_path, capsys, monkeypatch):
     html, said = (out / 'index.html').read_text(), capsys.readouterr().out
     for name in page.PROBES:
         assert (out / f'{name}.png').exists() and f'src="{name}.png"' in html
-        assert page.TEXTS[name]['title'].replace("'", '&#x27;') in html
+        assert page.PROBES[name].__doc__.splitlines()[0].replace("'", '&#x27;') in html
         rows = read_rows(out / f'{name}.csv')
         missing = 'cut' if name in ('swap', 'skip', 'reverse') else None
         assert {row['run'] for row in rows} == {'plain', 'loop', 'cut'} - {missing}
-    assert 'loop: 4 layers deep, 2 of their own (2x2); looked at with' in html
+    assert 'loop: 4 layers deep, 2 of their own (0 1 0 1); looked at with' in html
     assert 'cut is not in swap' in html
     shown = {name: [row for row in read_rows(out / f'{name}.csv') if row['run'] == 'plain']
              for name in ('similarity', 'block_similarity', 'swap', 'skip', 'reverse')}
@@ -278,23 +278,15 @@ def test_one_command_one_page(tiny, data, tmp_path, capsys, monkeypatch):
         {0, 1, 2}, {0, 1, 2}, {0, 2, 4}]
     assert all(row['lag'] == abs(row['layer'] - row['other']) for row in shown['similarity'])
     assert 'cut: 6 layers deep' in said
-    assert page.Options(models=[]).dtype == 'float32'       # whatever the weights were published in
     score = {row['run']: row['score'] for row in read_rows(out / 'depth_score.csv')}
     tokens = Loader(data, 4, 16, 'val', seed=1).batch(0)[0][:4, :10]
     assert score['plain'] == pytest.approx(probe.depth_score(model, tokens)[0], rel=1e-5)
     assert re.search(rf'plain +\| {score["plain"]:.3f} +\| {score["plain"] / 3:.3f} ', said)
-    # what is noted is not measured again, and another probe beside it is
-    monkeypatch.setattr(probe, 'depth_score', None)
-    nanodepth('probe', [*runs, f'--out={out}', *FEW, '--only=depth_score,norms'])
-    assert {row['run']: row['score'] for row in read_rows(out / 'depth_score.csv')} == score
-    with pytest.raises(TypeError):
-        nanodepth('probe', [*runs, f'--out={out}', *FEW, '--only=depth_score', '--count=3'])
 
 
 def test_each_map_is_what_its_title_says(tiny):
     model, tokens = tiny(), torch.arange(12)[None]
-    rows = [place | numbers for place, numbers in page.heatmap(
-        SimpleNamespace(model=model, tokens=tokens), 'attn')]
+    rows = page.heatmap_attn(SimpleNamespace(model=model, tokens=tokens))
     for setting in ('future tokens, propagated', 'future tokens, local', 'all tokens, propagated',
                     'all tokens, local'):
         wanted = probe.future_effects(model, tokens, part='attn', future='future' in setting,
@@ -325,6 +317,6 @@ def test_a_lens_is_trained_on_rows_that_no_probe_looks_at(data, tiny, tmp_path, 
     assert lens.weight.shape == (3, 32, 32)         # the last depth is the model itself
     assert [path.name for path in (tmp_path / 'p').glob('*.csv')] == ['early_exit.csv']
     nanodepth('probe', [*line, '--count=49'])
-    assert 'none is left to train a lens on' in (tmp_path / 'p/index.html').read_text()
+    assert 'run is not in early_exit' in (tmp_path / 'p/index.html').read_text()
     val = Loader(data, 64, 16, 'val')       # a batch has more rows than there are
-    assert len(page.rows_of(val, 49, None)[0]) == val.n_windows.sum() == 49
+    assert len(page.rows_of(val, 49)) == val.n_windows.sum() == 49

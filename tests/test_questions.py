@@ -10,7 +10,6 @@ from conftest import ROOT, asked_of, save_run, write_noise
 from nanodepth.models import checkpoint
 from nanodepth.models.hf import save_hf
 from nanodepth.scoring.rows import Asked, Subject
-from nanodepth.scoring.way import Way
 from nanodepth.training.loader import Loader
 
 pytest.importorskip('lm_eval')

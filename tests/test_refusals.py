@@ -9,7 +9,7 @@ import pytest
 from conftest import bpe, refused, ROOT, save_run
 
 from nanodepth.retrofit import surgery
-from nanodepth.scoring import lm_eval_scores as harness
+from nanodepth.scoring import harness
 from nanodepth.text.tokens import write_dataset
 
 lm_eval = pytest.importorskip('lm_eval')
@@ -29,38 +29,40 @@ REFUSALS = [
     (['evaluate', '{run}'], 'does not say what it was trained on'),
     (['evaluate', 'nowhere', '--tasks=f1_triviaq'], "did you mean 'f1_triviaqa'?"),
     (['evaluate', 'nowhere', '--tasks=wrapped,knowledge'], 'stands in two of wrapped, knowledge'),
-    (['evaluate', 'nowhere', '--tasks=toy_assign/3-1'], 'toy_assign/1-3'),
+    (['evaluate', 'nowhere', '--tasks=toy_assign/3-1'], 'several as toy_assign/0-3'),
     (['evaluate', 'nowhere', '--measures=log_probs'], "did you mean 'log_prob'?"),
-    (['evaluate', '{run}', '--tasks=toy_copy', '--shots=-1'], '--shots=-1 must be at least 0'),
-    (['evaluate', '{run}', '--tasks=arc_easy', '--max_length=-3'], '=-3 must be at least 1'),
-    (['evaluate', '{run}', '--tasks=toy_copy', '--limit=3'], "--limit is for lm-eval's tasks"),
+    (['evaluate', '{run}', '--tasks=toy_copy', '--shots=-1'], 'shots=-1 must not be negative'),
+    (['evaluate', '{run}', '--tasks=toy_copy', '--n=0'], 'n=0 at least 1'),
+    (['evaluate', '{run}', '--tasks=toy_copy', '--window=1-2', '--K=0'], 'K=0: how often'),
+    (['evaluate', '{core}', '--tasks=toy_copy', '--r=0'], 'r=0 is too small'),
+    (['evaluate', 'out/nowhere', '--tasks=toy_copy'], 'there is no checkpoint at out/nowhere'),
     (['evaluate', '{run}', '--measures=log_prob', '--tasks=arc_easy', '--shots=0,1', '--x=shots'],
-     'what is asked with examples'),
+     'tasks take one number'),
     (['evaluate', '{run}', '--tasks=arc_easy'], "Couldn't reach 'allenai/ai2_arc'"),
     (['evaluate', '{run}', '--tasks=toy_copy', '--shots=9'], 'but the context'),
     (['evaluate', 'nowhere', '--out={run}/ckpt.pt/scores.csv'], 'ckpt.pt'),
     (['sweep', '{run}', '--tasks=toy_copy', '--window=all9', '--K=2'], 'window='),
-    (['sweep', '{run}', '--tasks=toy_copy', '--blocks=1', '--window=1-2'], 'different ways'),
-    (['sweep', '{run}', '--tasks=toy_copy', '--times=3'], '--times is for --blocks'),
+    (['sweep', '{run}', '--tasks=toy_copy', '--blocks=1', '--window=1-2'],
+     'stands instead of other ways'),
     (['evaluate', 'HuggingFaceTB/SmolLM-135M', '--tasks=toy_copy'], 'hub did not give it'),
     (['evaluate', '{run}', 'nowhere', '--tasks=toy_copy'], 'there is no checkpoint at nowhere'),
     (['probe', '{run}', '--data={data}', '--count=10000'], 'but the validation data have'),
-    (['sweep', '{run}', '--tasks=toy_copy', '--blocks=1,9'], '--blocks=9: the model is'),
-    (['probe', '{mistral}', '--data=x'], 'the probes look into'),
-    (['sample', '{run}', '--loop=2x2', '--r=2'], '--loop and --r are different'),
-    (['sweep', '{core}', '--tasks=toy_copy'], 'name the ways: --r=1,2,4'),
-    (['sweep', '{run}', '--tasks=toy_copy', '--r=2'], 'r=2 is for models with a recurrent core'),
+    (['sweep', '{run}', '--tasks=toy_copy', '--blocks=1,9'], '--blocks is for a model that'),
+    (['probe', '{mistral}', '--data=x'], 'evaluate and sweep take any decoder'),
+    (['sample', '{run}', '--loop=2x2', '--r=2'], 'has no recurrent core to run r times'),
+    (['sweep', '{core}', '--tasks=toy_copy'], 'of a recurrent model, give --r or --window'),
+    (['sweep', '{run}', '--tasks=toy_copy', '--r=2'], 'has no recurrent core to run r times'),
     (['evaluate', '{run}', '--tasks=toy_assign/6'], 'letters for depth 5 at most'),
-    ([*COMPARE, '--seed=3'], '--seed is a setting of a run: write it into an arm, in quotes'),
+    ([*COMPARE, '--seed=3'], 'settings of a run: write them into an arm, in quotes'),
     ([*COMPARE[:3], '--more=--seed 1'], 'which seeds are trained is --seeds'),
-    ([*COMPARE, '--steps=9'], '--steps is a setting of a run'),
+    ([*COMPARE, '--steps=9'], 'settings of a run'),
     (COMPARE[:2], 'no file of arms (out_dir is no setting'),
     (['compare', 'config/baseline.py --lr="1', 'config/lidas.py'], 'No closing quotation'),
     ([*COMPARE[:3], '--more=--data={data},nowhere'], 'no data in nowhere'),
     ([*COMPARE[:3], '--more=--data={data} --grad_accum=3'], 'no multiple of 1 processes x'),
     ([*COMPARE, '--seeds=3-1'], 'must be how many'),
     ([*COMPARE, '--seeds=1,2'], 'must be how many'),
-    ([*COMPARE, '--tasks=toy_assign/x'], 'the depth must be a whole number'),
+    ([*COMPARE, '--tasks=toy_assign/x'], 'a depth is written toy_assign/3'),
     ([*COMPARE, '--measures=log_prob'], 'nothing is asked'),
     ([*COMPARE[:2], *COMPARE[1:], '--seeds=1'], 'two arms have one name'),
 ]
@@ -75,7 +77,8 @@ def places(data, tmp_path, tiny, monkeypatch):
     # all of lm-eval's tasks are read in ten seconds
     stock = lm_eval.tasks.TaskManager(include_defaults=False, include_path=[
         str(Path(lm_eval.__file__).parent / 'tasks/arc'), str(ROOT / 'data/evals')])
-    monkeypatch.setattr(harness, 'manager', lambda everything: stock)
+    monkeypatch.setattr(harness, 'TaskManager', lambda **_: stock)
+    harness.find.cache_clear()
     (tmp_path / 'mistral').mkdir()
     (tmp_path / 'mistral/config.json').write_text('{"model_type": "mistral"}')
     run = save_run(tmp_path / 'run', tiny(vocab_size=257, context=96))

@@ -16,7 +16,7 @@ from nanodepth.__main__ import main as nanodepth
 from nanodepth.models.checkpoint import load_model
 from nanodepth.report import logs as report_runs, plot, tables
 from nanodepth.report.logs import log_of
-from nanodepth.report.tables import change_in_words, of_one_kind, p_value
+from nanodepth.report.contrasts import interval, p_of, p_value, verdict
 from nanodepth.train import train
 from nanodepth.training.picture import draw
 
@@ -31,10 +31,7 @@ def test_sample_goes_on_is_seeded_and_loops(tmp_path, tiny, capsys):
             for more in ('--seed=0', '--seed=0', '--seed=1', '--loop=1x3')]
     assert said[0] == said[1] != said[2] and '3 layers deep' in said[3]
     assert "--- 'a,\\nb' goes on:\na,\nb|" in said[0]
-    assert '(the prompt' not in sample(f'--prompt={"a" * 31}', '--tokens=1')
-    # a text begins with a token of its own
-    assert 'has 33 tokens: the model sees the last 32 of them' in sample(
-        f'--prompt={"a" * 32}', '--tokens=1')
+    assert '|' in sample(f'--prompt={"a" * 32}', '--tokens=1')          # the context slides
 
 
 def test_one_picture_of_one_run_and_one_of_two(config, tmp_path, capsys, pictures):
@@ -84,38 +81,14 @@ def seeded(folder, seed, order=(0, 1), **config):
     return folder
 
 
-def test_a_suffix_is_a_seed_only_where_the_run_says_so(tmp_path):
+@pytest.mark.parametrize('run, group, seed', [
+    ('lidas-1', 'lidas', 1), ('lidas', 'lidas', None), ('lr1e-4', 'lr1e', 4), ('e-01', 'e', 1),
+    ('base_1-2-1', 'base_1-2-1', None), ('base_10-2-10', 'base_10-2-10', None),
+    ('base_1-2-1-3', 'base_1-2-1', 3), ('out/a-0/ckpt-9.pt', 'out/a/ckpt-9.pt', 0)])
+def test_names_of_seeds(run, group, seed):
     "Two cuts of one run, base_1-2-1 and base_1-2-2, are two models."
-    seeds = {'a-0': 0, 'a-1': 1, 'b': 0, 'c-4': 4, 'lr1e-3': 0, 'lr1e-4': 0, 'd': 0, 'd-0': 0,
-             'd-1': 1, 'base_1-2-1': 1, 'base_1-2-2': 1, 'e-1': 1, 'e-01': 1}
-    runs = {name: seeded(tmp_path / name, seed) for name, seed in seeds.items()}
-    for seed in (0, 1):                     # of other data
-        runs[f'f-{seed}'] = seeded(tmp_path / f'f-{seed}', seed, data=f'data/{seed}')
-    for seed in (0, 1):                     # of other cores, as two cuts have them
-        runs[f'g-{seed}'] = seeded(tmp_path / f'g-{seed}', seed, order=[0, seed])
-    for seed in (0, 1, 2):                  # of one of them the settings are others
-        runs[f'h-{seed}'] = seeded(tmp_path / f'h-{seed}', seed, lr=1 + (seed > 0))
-    for seed in (0, 1):
-        runs[f'j-{seed}'] = seeded(tmp_path / f'j-{seed}', seed, init_from=f'out/p-{seed}')
-    for name in ('hf-1', 'hf-2'):           # others' checkpoints say nothing
-        runs[name] = tmp_path / name
-    assert tables.groups_of(runs)['g-0'] == 'g'         # a picture of training needs no more
-    assert Counter(tables.groups_of(runs, tables.MADE).values()) == {
-        'a': 2, 'b': 1, 'c-4': 1, 'lr1e-3': 1, 'lr1e-4': 1, 'd': 1, 'd-*': 2, 'base_1-2-1': 1,
-        'base_1-2-2': 1, 'e-1': 1, 'e-01': 1, 'f-0': 1, 'f-1': 1, 'g-0': 1,
-        'g-1': 1, 'h-0': 1, 'h-1': 1, 'h-2': 1, 'j': 2, 'hf-1': 1, 'hf-2': 1}
-    there = [seeded(tmp_path / place / f'i-{seed}', seed) for place in 'xy' for seed in (0, 1)]
-    assert [*Counter(tables.groups_of(tables.run_names(there)).values()).values()] == [2, 2]
-    kept = tables.run_names([runs[name] / 'ckpt-9.pt' for name in ('a-0', 'a-1', 'b')])
-    for path in kept.values():
-        shutil.copy(path.with_name('ckpt.pt'), path)
-    assert [*tables.groups_of(kept).values()] == ['a ckpt-9.pt'] * 2 + [
-        str(runs['b'] / 'ckpt-9.pt')]
-    of_a = [*kept.values()][:2]
-    for path in of_a:                   # each step of one run has its name
-        torch.save(torch.load(path) | dict(step=9), path)
-    both = tables.run_names([*of_a, runs['a-0'], runs['a-1']])
-    assert [*tables.groups_of(both, tables.MADE).values()] == ['a ckpt-9.pt'] * 2 + ['a'] * 2
+    assert tables.names_of(run) == dict(run=run, group=group) | (
+        {} if seed is None else dict(seed=seed))
 
 
 def test_runs_side_by_side_by_hand(tmp_path, capsys):
@@ -139,7 +112,7 @@ def test_runs_side_by_side_by_hand(tmp_path, capsys):
         (run / 'run.json').write_text(json.dumps(dict(config=config)))
         (run / 'ckpt.pt').unlink()
     nanodepth('plot', [*map(str, runs), f'--out={tmp_path / "toys.png"}'])
-    assert csv.read_text() == rows and 'what its parent cost' in capsys.readouterr().err
+    assert csv.read_text() == rows
     both, one = (plot.draw_runs(groups, kinds) for kinds in (['loss', 'look'], ['look']))
     assert one.axes[0].get_ylabel() == both.axes[2].get_ylabel() == 'look: % right'
     last = [row.split(',') for row in rows.splitlines()[-2:]]
@@ -147,14 +120,13 @@ def test_runs_side_by_side_by_hand(tmp_path, capsys):
                                                            ('grown', '4', '0.7')]
 
 
-def test_what_training_costs_is_a_mean_over_seeds_and_a_partner_is_dashed():
+def test_what_training_costs_is_a_mean_over_seeds():
     groups = {run: [[dict(step=step, flops=10 * step + seed, depth=1, val_loss=5.0 - step,
                           kinds=dict(x=dict(accuracy=0.5))) for step in range(1, 6 - seed)]
                     for seed in range(seeds)] for run, seeds in (('a', 2), ('less', 1))}
-    fig = plot.draw_runs(groups, ['loss', 'x'], ['flops'], dict(a='a', less='a'))
-    mean, partner = fig.axes[0].lines           # step 5 is not of both seeds
-    assert mean.get_xdata().tolist() == [10.5, 20.5, 30.5, 40.5] and mean.get_linestyle() == '-'
-    assert partner.get_linestyle() == '--' and partner.get_color() == mean.get_color()
+    fig = plot.draw_runs(groups, ['loss', 'x'], ['flops'])
+    mean, _ = fig.axes[0].lines                 # step 5 is not of both seeds
+    assert mean.get_xdata().tolist() == [10.5, 20.5, 30.5, 40.5]
     assert fig.axes[1].lines[0].get_ydata().tolist() == [50.0] * 4
     groups['a'][0][2]['val_loss'] = float('nan')        # of a run that was stopped there
     assert plot.draw_runs(groups, ['loss']).axes[0].get_ylim()[1] < 5
@@ -163,17 +135,9 @@ def test_what_training_costs_is_a_mean_over_seeds_and_a_partner_is_dashed():
 def test_a_panel_has_the_curve_of_its_size_and_the_level_of_the_model_as_it_is():
     rows = [dict(run='a', x=x, size=size, loss=x + size) for size in (1, 2) for x in (0, 1)]
     rows.append(dict(run='a', x=None, size=0, loss=7))
-    fig = plot.draw_curves(rows, 'x', 'size', ['loss'], {}, '', 'depth')
+    fig = plot.draw_curves(rows, 'x', 'size', ['loss'], '', 'depth')
     drawn = [[line.get_ydata() for line in ax.lines] for ax in fig.axes]
     assert [[*map(list, lines)] for lines in drawn] == [[[1, 2], [7, 7]], [[2, 3], [7, 7]]]
-
-
-def test_a_metric_has_one_kind_in_all_rows():
-    "A count of a weak model lies from 0 to 1, as a share would."
-    of = lambda *kinds: [dict(measure='count', kind=kind) for kind in kinds]
-    kinds = [row['kind'] for row in of_one_kind(of('share', 'score') + [dict(measure='acc',
-                                                                            kind='share')])]
-    assert kinds == ['score', 'score', 'share']
 
 
 def test_a_number_that_a_seed_lacks_has_no_mean():
@@ -183,16 +147,18 @@ def test_a_number_that_a_seed_lacks_has_no_mean():
     rows[1] |= dict(error=None)
     for its in (rows, rows[::-1]):
         [row] = tables.over_seeds(its, [], ['mean'])
-        assert (row['mean'], row['error'], row['low'], row['seeds']) == (1.5, None, None, 2)
+        assert (row['mean'], row['error'], row['seeds']) == (1.5, its[0]['error'], 2)
 
 
 def test_the_paired_tests_by_hand():
-    "Of right and wrong, every way to set the signs; of scores with grades, their ranks."
+    "Of right and wrong, every way to set the signs; of other changes, Student's t, as of scipy."
+    stats = pytest.importorskip('scipy.stats')
     assert p_value([1, 1, 1, 1, 1, 0, 0]) == pytest.approx(2 / 32) and p_value([0, 0]) == 1.0
-    assert p_value([1, -1, 1, -1]) == 1.0 and p_value([]) is None
+    assert p_value([1, -1, 1, -1]) == 1.0 and p_value([]) is None and p_value([0.5]) is None
     assert p_value([1] * 9 + [-1]) == pytest.approx(2 * 11 / 1024)
-    assert p_value([0.1, 0.2, 0.3, 0.4, 0.0]) == pytest.approx(2 / 16)
-    assert p_value([0.5, -0.1, 0.4, 0.3]) == pytest.approx(4 / 16)      # by signs 10 / 16
-    assert p_value([2, -1, 2, 1]) == p_value([4, -2, 4, 2]) != p_value([1, -1, 1, 1])
-    assert change_in_words(0.0171, 0.0171, 0.25, 'share') == '+1.7 (1.7), p 0.250'
-    assert change_in_words(-0.5, None, None, 'nats') == '-0.500'
+    for changes in ([0.1, 0.2, 0.3, 0.4, 0.0], [0.5, -0.1, 0.4, 0.3]):
+        assert p_value(changes) == pytest.approx(stats.ttest_1samp(changes, 0).pvalue, rel=1e-6)
+        low, high = stats.t.interval(0.95, len(changes) - 1, 0, stats.sem(changes))
+        assert interval(changes) == pytest.approx(high, rel=1e-6)
+    assert (interval([0.1, 0.1]), p_of([0.1, 0.1])) == (None, None)     # equal: nothing is known
+    assert verdict([-0.1, -0.11, -0.12]) == 'lower' and verdict([0.1]) == 'not resolved (1 seed)'

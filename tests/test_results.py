@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import ROOT
 
-from nanodepth.report.contrasts import Contrast
-from nanodepth.report.tables import as_csv
+from nanodepth.report.tables import write_csv
 
 check = SimpleNamespace(**runpy.run_path(str(ROOT / 'docs/results/check.py')))
 
@@ -24,7 +23,7 @@ def test_holm_by_hand():
     ([1.0, -1.0, 2.0, 0.0], 1, 'not resolved'), ([0.3], 1, 'not resolved (1 seed)'),
     ([], 1, 'not measured yet')])
 def test_every_verdict(changes, direction, said):
-    contrast = Contrast(changes, [0.0] * len(changes))
+    contrast = check.Contrast(changes, [0.0] * len(changes))
     assert check.verdict(contrast, contrast.p, 0.02, direction).startswith(said)
 
 
@@ -38,7 +37,7 @@ def test_a_verdict_is_corrected_for_the_primary_claims_beside_it():
         claims = [dict(table=name, measure='x', unit='answers', a=dict(run='a'), b=dict(run='b'),
                        direction=1, primary=name not in other) for name in names]
         return [(said, p) for _, _, said, p in check.judged(claims, tables)]
-    p = Contrast(values['weak'], [0.0] * 5).p           # 0.009 alone
+    p = check.Contrast(values['weak'], [0.0] * 5).p           # 0.009 alone
     assert verdicts('weak', 'noise', other=('noise',)) == [('holds', pytest.approx(p)), ('', '')]
     first, *_ = verdicts('weak', *['noise'] * 3)
     assert first == ('holds', pytest.approx(4 * p))
@@ -81,7 +80,7 @@ def folder(tmp_path):
             for seed in range(5) for run, value in (('lidas', -0.5), ('baseline', -1.0 - seed / 50))
             for way in ('ordinary', 'looped')]
     rows.append(rows[0] | dict(seed=5))         # of a sixth seed there is no other row
-    (tmp_path / 'depth.csv').write_bytes(as_csv(rows))
+    write_csv(rows, tmp_path / 'depth.csv')
     (tmp_path / 'claims.toml').write_text(CLAIM)
     (tmp_path / 'R.md').write_text(FRAME)
     return tmp_path

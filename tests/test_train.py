@@ -21,7 +21,7 @@ from nanodepth.grow import untie
 from nanodepth.model import LM, ModelConfig, Refused, unrolled
 from nanodepth.models.checkpoint import load_model
 from nanodepth.retrofit import Core, sample_recurrence, surgery
-from nanodepth.scoring.scores import data_scores
+from nanodepth.scoring.rows import data_scores
 from nanodepth.text.tokens import write_dataset
 from nanodepth.train import train
 from nanodepth.training import loader as loader_file, machine
@@ -415,7 +415,8 @@ def optimizer(model, c):
 def test_a_config_may_hold_steps_a_rate_and_an_optimizer(own, capsys):
     "The Span is the one that docs/EXTEND.md writes."
     docs = (ROOT / 'docs/EXTEND.md').read_text()
-    text = re.search(r'```python\n(# again\.py\n.*?)```', docs, flags=re.S)[1] + OWN
+    span = re.search(r'```python\n# mine\.py\n.*?(class Again.*?)\n\n\ndef', docs, flags=re.S)[1]
+    text = f'import torch\nfrom model import Span, unrolled\n\n{span}\n{OWN}'
     c = own(text)
     train(c)
     assert 'functions of the config: lr_shape, optimizer' in capsys.readouterr().out

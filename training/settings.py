@@ -2,9 +2,10 @@
 import contextlib
 import difflib
 import inspect
+import re
 import sys
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Literal, Union, get_args, get_origin
@@ -39,9 +40,8 @@ def is_private(name, value, kinds):
 def read(cls, argv, plain_word=config_file):
     """A command line as an instance of a dataclass: --name=value or --name value for its fields.
     A word without dashes is a config, or what a nanodepth command's plain_word makes of it."""
-    if {'-h', '--help'} & {*argv}:      # the settings with their comments, a parent class's too
-        print(sys.modules[cls.__module__].__doc__, *map(inspect.getsource, cls.__mro__[:-1]))
-        sys.exit()
+    if {'-h', '--help'} & {*argv}:
+        print_help(cls)
     kinds = {each.name: each.type for each in fields(cls)}
     values, options, words = {}, {}, list(argv)
     while words:
@@ -57,6 +57,46 @@ def read(cls, argv, plain_word=config_file):
             text = 'true' if is_flag else words.pop(0)          # --wandb is --wandb=true
         options[name] = setting(name, text, kinds)
     return cls(**values | options)
+
+
+def print_help(cls, words=()):
+    "The settings, each with what it takes, its comments and [its default]; `words` have no dashes."
+    print(sys.modules[cls.__module__].__doc__)
+    left, above = {each.name: each for each in fields(cls)}, []
+    for line in '\n'.join(map(inspect.getsource, cls.__mro__[:-1])).splitlines():
+        match = re.match(r'    (\w+): .+?(?:\s+# (.*))?$', line)
+        if line.startswith('    # '):
+            above.append(line)
+        elif match and match[1] in left:
+            name, comment = match.groups()
+            its = left.pop(name)
+            shown = name.upper() if name in words else f'--{name}={in_words(its.type)}'
+            default = as_typed(its.default)
+            print(*above, f'  {shown:34} {comment or ""}{f" [{default}]" * bool(default)}'.rstrip(),
+                  sep='\n')
+            above = []
+    sys.exit()
+
+
+def in_words(kind):
+    "What a setting takes: N, X and TEXT are a whole number, a number and a text."
+    if get_origin(kind) is Literal:
+        return '|'.join(get_args(kind))
+    inside = [in_words(each) for each in get_args(kind) if each not in (NoneType, ...)]
+    if get_origin(kind) in (list, tuple):
+        return f'{inside[0]},...'
+    known = {int: 'N', float: 'X', str: 'TEXT', bool: 'true|false', Path: 'PATH'}
+    if Callable in (kind, get_origin(kind)):
+        return 'FUNCTION'
+    return known.get(kind) or '|'.join(inside) or getattr(kind, '__name__', str(kind))
+
+
+def as_typed(default):
+    if isinstance(default, (tuple, list)):
+        return ','.join(map(str, default))
+    if isinstance(default, float):
+        return f'{default:g}'
+    return '' if default in (None, MISSING) else str(default)
 
 
 def setting(name, value, kinds):

@@ -6,18 +6,18 @@ resolved*. What stands around `<!-- table NAME -->` and `<!-- end -->` is writte
 """
 import csv
 import difflib
+import math
 import re
 import sys
 import tomllib
 from pathlib import Path
 
-from nanodepth.report.contrasts import ALPHA, Contrast, unresolved
-from nanodepth.report.tables import UNITS as KINDS, mean, where
+from nanodepth.report.contrasts import ALPHA, error_of, mean, p_of, t_around
+from nanodepth.report.tables import where
 
 ROOT = Path(__file__).resolve().parents[2]
 UNITS = dict(flops=(1e-12, 1), parameters=(1e-6, 2))        # a factor, and digits behind the point
-MARGINS = dict(text=KINDS['nats'].margin, answers=KINDS['log_prob'].margin,
-               points=KINDS['share'].margin, layers=0.25)
+MARGINS = dict(text=0.02, answers=0.05, points=5.0, layers=0.25)
 SHARES = 'copy', 'overlap', 'screened', 'change'         # in %, and all that ends with `right`
 TEXTS = 'README.md', 'docs/COURSE.md', 'docs/RESULTS.md', 'docs/LOG.md'
 SHARED = 'task', 'measure', 'group', 'best'
@@ -62,6 +62,34 @@ def contrast(claim, rows):
     pairs = [(a[seed], part * b[seed] + shift) for seed in sorted(a.keys() & b.keys())]
     factor = 100 if claim['unit'] == 'points' else 1
     return Contrast(*([factor * pair[i] for pair in pairs] for i in (0, 1)))
+
+
+class Contrast:
+    "The mean of a minus b over seeds, in one order: their differences are one sample."
+
+    def __init__(self, a, b):
+        self.a, self.b = list(a), list(b)
+        self.changes = [x - y for x, y in zip(self.a, self.b, strict=True)]
+        self.n, self.error = len(self.changes), error_of(self.changes)
+        self.known = self.n > 1 and math.isfinite(self.error)
+        self.mean, p = mean(self.a) - mean(self.b), p_of(self.changes)
+        self.p = 1.0 if p is None else p        # the same in all seeds, it says nothing
+
+    def half(self, share):
+        "Half the width of the confidence interval for this share."
+        return t_around(share, self.n - 1) * self.error if self.known else math.inf
+
+    def within(self, margin):
+        return abs(self.mean) + self.half(0.9) < margin
+
+
+def unresolved(contrast):
+    if not contrast.n:
+        return 'not measured yet'
+    if not contrast.known:
+        return f'not resolved ({contrast.n} seed{"s" * (contrast.n != 1)})'
+    smallest = contrast.half(1 - ALPHA) + contrast.half(0.6)    # shown in four cases of five
+    return f'not resolved ({smallest:.2g} would have shown)'
 
 
 def holm(ps):

@@ -5,24 +5,21 @@ nanodepth compare docs/results/compare_gpu.py. A run takes three minutes on an H
 command goes on. config/gpu_baseline.py says how to make the data. The claims of docs/RESULTS.md are
 judged by rows.csv, on seeds 2 and later, which are those of this file.
 """
-from nanodepth.loop import running
+from nanodepth.loop import in_order
 from nanodepth.probe import depth_score
-from nanodepth.report.tables import mean
-from nanodepth.scoring.scores import data_scores
+from nanodepth.report.contrasts import mean
+from nanodepth.scoring.rows import data_scores
 
 seeds = '2-4'
 batches = 6
 measures = 'loss', 'text'
 show = 'text', 'aliases 3-5 right', 'text rise, layers 2-3 twice', 'depth score'
-margins = {'aliases 3-5 right': 0.05, 'aliases 1-2 right': 0.05, 'depth score': 0.25,
-           'text rise, layers 2-3 twice': 0.02}
-partners = False
 arms = dict(
     ordinary='config/gpu_baseline.py',
     lidas='config/gpu_lidas.py',
-    ordinary_equal='ordinary --flops=lidas',
-    four_equal='ordinary --n_layer=4 --flops=lidas',
-    four_grown='lidas --n_layer=4 --flops=four_equal')
+    ordinary_equal='config/gpu_baseline.py --flops=lidas',
+    four_equal='config/gpu_baseline.py --n_layer=4 --flops=lidas',
+    four_grown='config/gpu_lidas.py --n_layer=4 --flops=four_equal')
 
 
 def metric(model, loader):
@@ -34,7 +31,7 @@ def metric(model, loader):
     numbers = {'judged': 1.0, 'depth score': depth_score(model, tokens)[0],
                'aliases 1-2 right': mean(right[1:3]), 'aliases 3-5 right': mean(right[3:])}
     if len(model.layers) == 8:
-        with running(model, [0, 1, 2, 3, 2, 3, 4, 5, 6, 7]):
+        with in_order(model, [0, 1, 2, 3, 2, 3, 4, 5, 6, 7]):
             twice = data_scores(model, loader, batches, text=True)
         numbers['text rise, layers 2-3 twice'] = twice['text'].mean - plain['text'].mean
         numbers['layers 2-3 twice, aliases 2 right'] = twice['aliases 2'].mean

@@ -6,28 +6,27 @@ out/compare_toy. The rows of the first four seeds are those of docs/results/tabl
 from nanodepth import probe
 from nanodepth.model import spans_in
 from nanodepth.commands.probe import rows_of
-from nanodepth.report.tables import mean
-from nanodepth.scoring.scores import data_scores
+from nanodepth.report.contrasts import mean
+from nanodepth.scoring.rows import data_scores
 from nanodepth.training.loader import Loader
 
 seeds = '8'
 tasks = 'toy_assign/0-5'
 seed = 7                # of the questions
 batches = 12
-partners = False        # but for these, of which the first keeps the baseline's cool-down:
-against = dict(retrofit='retrofit_dense')
+against = dict(midas=['baseline', 'baseline_isoflops'], retrofit=['retrofit_dense'])
 
 arms = dict(
     baseline='config/baseline.py',
-    baseline_isoflops='baseline --flops=lidas --decay_steps=120',
     midas='config/lidas.py --grow=midas',
     lidas='config/lidas.py',
+    # the baseline's own warm-up and cool-down
+    baseline_isoflops='config/baseline.py --flops=lidas --warmup_steps=50 --decay_steps=120',
     loop_2x4='config/loop_2x4.py',
     standard_2='config/baseline.py --n_layer=2',
     loop_1_2x3_1='config/loop_1_2x3_1.py',
     standard_4='config/baseline.py --n_layer=4',
-    cut='cut {baseline} 2-2-2 --seed={seed}',
-    retrofit='config/retrofit.py --data=data/toy_deep --init_from={cut} --cut=none',
+    retrofit='config/retrofit.py --data=data/toy_deep --init_from={baseline}',
     retrofit_dense='config/retrofit_dense.py --data=data/toy_deep --init_from={baseline}')
 
 _WRAPPED = ['--window=2-5 --solver=naive,euler,rk --K=4', '--window=2-5 --solver=rk --K=3']
@@ -46,7 +45,7 @@ def metric(model, loader):
     if spans_in(model.order) or len(model.order) != 8:
         return {}
     val = Loader('data/toy', 32, 64, 'val', seed=1)
-    tokens, _ = rows_of(val, 20, None)
+    tokens = rows_of(val, 20)
     norms = probe.residual_norms(model, tokens)
     share = norms['attn share'].tolist()
     effects = probe.future_effects(model, tokens, propagate=False).tolist()

@@ -4,9 +4,8 @@
 import matplotlib
 import matplotlib.pyplot as plt
 
-from docs.results.check import ROOT, read_rows, spelled, values_of
-from nanodepth.report.contrasts import Contrast
-from nanodepth.report.tables import mean
+from docs.results.check import ROOT, Contrast, read_rows, spelled, values_of
+from nanodepth.report.contrasts import mean
 
 matplotlib.use('Agg')
 SMALL = '--window=2-5 --solver=rk --K=4'

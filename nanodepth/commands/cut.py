@@ -18,7 +18,7 @@ from nanodepth.common.whose import copy_licence
 from nanodepth.grow import untie
 from nanodepth.model import spans_in, unrolled
 from nanodepth.models.authors import AuthorsCore, authors_surgery, flops_paper, parts_of
-from nanodepth.models.checkpoint import Positive, cost_of, data_of, open_path, spent_on
+from nanodepth.models.checkpoint import cost_of, data_of, open_path, spent_on
 from nanodepth.models.hf import fold_scales
 from nanodepth.report.tables import columns
 from nanodepth.retrofit import Core, core_of, parts_of_shape
@@ -28,7 +28,7 @@ from nanodepth.training.plan import seed_for
 
 
 @dataclass
-class Options(Positive):
+class Options:
     run: str           # a folder that train.py wrote, or a Hugging Face checkpoint
     shape: str | None = None            # layers of prelude, core and coda, such as 2-4-2
     untie: bool = False         # instead: of a looped run, give each of its layers its own weights

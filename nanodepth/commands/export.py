@@ -19,7 +19,7 @@ from nanodepth.models.hf import save_hf
 from nanodepth.models.hf_recurrent import save_raven
 from nanodepth.models.authors import AuthorsCore
 from nanodepth.retrofit import core_of
-from nanodepth.scoring.way import Ways, read_way
+from nanodepth.scoring.way import Ways, in_way, in_words, of_window, one_way
 
 
 @dataclass(kw_only=True)
@@ -34,15 +34,15 @@ class Options(Ways):
 
 def main(argv):
     options = read(Options, argv, ['run', 'target'])
-    way = read_way(options)
-    if way.wrapped:
-        raise Refused(f'{way}: a checkpoint holds layers and their order, and no code that runs a '
-                      'window: from nanodepth import wrapped')
+    way = one_way(options)
+    if of_window(way):
+        raise Refused(f'{in_words(way)}: a checkpoint holds layers and their order, and no code '
+                      'that runs a window: from nanodepth import wrapped')
     with new_folder(options.target) as folder:
         model = load_model(options.run)
         if options.fresh and not core_of(model):
             raise Refused(f'--fresh is for a recurrent core, and {options.run} has none')
-        with way.apply(model):
+        with in_way(model, way):
             print(f'{options.run}: {model.num_params():,} parameters, {len(model.layers)} layers, '
                   f'run {len(unrolled(model.order))} deep, {str(model.norm.weight.dtype)[6:]}')
             before = some_logits(model)

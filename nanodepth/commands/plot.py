@@ -1,5 +1,5 @@
 """Draw the curves of runs side by side, and write their numbers as CSV. Runs that are called
-NAME-0, NAME-1 and so on, by the seeds they were trained with, are averaged as far as all have run.
+NAME-0, NAME-1 and so on are averaged as far as all have run.
     nanodepth plot out/baseline out/lidas           # writes out/baseline/curves.png and .csv
     nanodepth plot out/toys/* "--show=loss,aliases 3" --out=out/toys.png
 """
@@ -15,8 +15,8 @@ from nanodepth.report.tables import write_csv
 
 @dataclass
 class Options:
-    runs: list[str]           # folders that train.py wrote
-    out: Path | None = None        # None: curves.png in the first folder
+    runs: list[str]             # folders that train.py wrote
+    out: Path | None = None     # None: curves.png in the first folder
     show: tuple[str, ...] = ()  # such as loss,aliases 3; (): all
 
 
@@ -28,5 +28,5 @@ def main(argv=None):
     for name in options.show:
         check_choice('--show', name, kinds)
     show(out, draw_runs, groups, options.show or kinds)
-    write_csv([dict(run=name) | row for name, group in groups.items() for row in measured(group)],
-              out)
+    rows = [dict(run=name) | row for name, group in groups.items() for row in measured(group)]
+    print(f'numbers: {write_csv(rows, out)}')

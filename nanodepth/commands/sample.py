@@ -11,20 +11,20 @@ from nanodepth.common.options import read
 from nanodepth.model import unrolled
 from nanodepth.models.checkpoint import open_any, pick_device
 from nanodepth.scoring.likelihoods import encode
-from nanodepth.scoring.way import Ways, read_way
+from nanodepth.scoring.way import Ways, in_way, one_way
 from nanodepth.text.tokenizer import get_tokenizer, readable
 from nanodepth.training.plan import seed_for
 
 
 @dataclass(kw_only=True)
 class Options(Ways):
-    run: str                   # a folder that train.py wrote, or a Hugging Face checkpoint
+    run: str                            # a folder that train.py wrote, or a Hugging Face checkpoint
     prompt: str | None = None           # \n is a line break; None: prompts that suit the toy
     tokens: int = 64                    # how many to add
     temperature: float = 0.7            # 0 takes the likeliest token each time
     top_k: int | None = None            # draw among the likeliest so many
     seed: int = 0                       # of every draw
-    device: str = 'auto'                # auto: cuda, else mps, else cpu
+    device: str = 'auto'                # cuda, else mps, else cpu
     dtype: Literal['auto', 'float32', 'bfloat16'] = 'auto'      # auto: as evaluate has it
 
 
@@ -39,26 +39,18 @@ def main(argv=None):
     device = pick_device(options.device)
     _, model = open_any(options.run, device, options.dtype, others=False)
     tokenizer = get_tokenizer(options.run)
-    way = read_way(options)
-    torch.manual_seed(options.seed)     # of fresh first states
-    with way.apply(model):
-        write(model, tokenizer, options, device)
-
-
-def write(model, tokenizer, options, device):
-    print(f'device {device}, {model.num_params():,} parameters, '
-          f'{len(unrolled(model.order))} layers deep, temperature {options.temperature}')
     asked = {options.prompt: ''} if options.prompt else TOY_PROMPTS
-    for i, (prompt, right) in enumerate(asked.items()):
-        new = min(options.tokens, len(right) or options.tokens)
-        prompt = prompt.replace('\\n', '\n')
-        ids = encode(tokenizer, prompt, model)
-        if len(ids) > model.config.context:
-            print(f'(the prompt has {len(ids)} tokens: the model sees the last '
-                  f'{model.config.context} of them)')
-        generator = torch.Generator(device).manual_seed(seed_for(options.seed, 'sample', i))
-        out = model.generate(torch.tensor([ids], device=device), new, top_k=options.top_k,
-                             temperature=options.temperature, generator=generator)
-        goes_on = readable(tokenizer, out[0, len(ids):].tolist())
-        wanted = f' (right is {right[:new]})' if right else ''
-        print(f'--- {prompt!r} goes on{wanted}:\n{prompt}|{goes_on}')
+    torch.manual_seed(options.seed)     # of fresh first states
+    with in_way(model, one_way(options)):
+        print(f'device {device}, {model.num_params():,} parameters, '
+              f'{len(unrolled(model.order))} layers deep, temperature {options.temperature}')
+        for i, (prompt, right) in enumerate(asked.items()):
+            new = min(options.tokens, len(right) or options.tokens)
+            prompt = prompt.replace('\\n', '\n')
+            ids = encode(tokenizer, prompt)
+            generator = torch.Generator(device).manual_seed(seed_for(options.seed, 'sample', i))
+            out = model.generate(torch.tensor([ids], device=device), new, options.temperature,
+                                 options.top_k, generator)
+            wanted = f' (right is {right[:new]})' if right else ''
+            print(f'--- {prompt!r} goes on{wanted}:\n{prompt}|'
+                  f'{readable(tokenizer, out[0, len(ids):].tolist())}')

@@ -7,6 +7,7 @@ import collections
 import contextlib
 import functools
 import math
+import shlex
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -19,10 +20,10 @@ from nanodepth.common.files import claim, hash_of, read_json
 from nanodepth.common.options import read
 from nanodepth.grow import untie
 from nanodepth.model import LM, require, unrolled
-from nanodepth.models.checkpoint import data_of, open_path, state_of
+from nanodepth.models.checkpoint import data_of, open_path, spent_on, state_of
 from nanodepth.report.tables import columns
 from nanodepth.retrofit import core_of, surgery
-from nanodepth.scoring.scores import how_to_prepare, is_there
+from nanodepth.scoring.data import how_to_prepare, is_there
 from nanodepth.text.tokenizer import copy_tokenizer, get_tokenizer
 from nanodepth.train import train
 from nanodepth.training.loader import Loader, folders_of, make_toy_data, open_data, parts_of
@@ -146,6 +147,29 @@ def planned(config):
     """The training FLOPs of a whole run. Those of config/smollm_*.py are the totals of Table 7 of
     "Do Depth-Grown Models Overcome the Curse of Depth?", to the last digit."""
     return sum(flops for *_, flops in stretches(config)) * config.batch_size * config.context
+
+
+def costs(words):
+    """(the training FLOPs of a line's step, on average; all, with those of what it begins from, but
+    for a published model's)."""
+    config = read(Config, words)
+    rows, before = stretches(config), config.branch_from or config.init_from
+    flops = sum(flops for *_, flops in rows) * config.batch_size * config.context
+    spent = spent_on(state_of(before)) if before else 0
+    return flops / sum(n for n, *_ in rows), flops + spent
+
+
+def steps_for(flops, words):
+    "The --steps for which so many training FLOPs pay."
+    steps = read(Config, words).steps
+    for _ in range(20):
+        of_step, total = costs([*words, f'--steps={steps}'])
+        more = round((flops - total) / of_step)
+        steps += more
+        require(steps > 0, f'{flops:.2e} FLOPs pay for less than a step of {shlex.join(words)}')
+        if not more:
+            break
+    return steps
 
 
 def check_shard(folder, shard):

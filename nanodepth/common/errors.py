@@ -57,6 +57,9 @@ def refusals(name):
                 traceback.print_exception(error)
             say(f'{name}: {error}')
         raise SystemExit(2) from None
+    except BrokenPipeError:         # as by | head: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(0) from None
     except OSError as error:        # a full disk, a folder in the way, no permission
         where = f' ({error.filename})' if error.filename else ''
         say(f'{name}: {error.strerror or error}{where}')

@@ -19,6 +19,9 @@ def read(cls, argv=None, words=(), files=None):
     """A command line as an instance of a dataclass. What has no dashes goes to the fields that
     `words` names, of which a list takes all that are left; without `words` it is configs. files: a
     set that gets the files of these, and of what they import of yours."""
+    argv = sys.argv[1:] if argv is None else argv
+    if {'-h', '--help'} & {*argv}:
+        settings.print_help(cls, words)
     left, values = list(words), {}
 
     def plain_word(word, kinds):
@@ -33,7 +36,7 @@ def read(cls, argv=None, words=(), files=None):
             values[name] = settings.setting(name, word, kinds)
         return values
     try:
-        return settings.read(cls, sys.argv[1:] if argv is None else argv, plain_word)
+        return settings.read(cls, argv, plain_word)
     except TypeError as error:
         if 'required' not in str(error):
             raise

@@ -29,7 +29,7 @@ def on_hub(name):
     "Is this owner/name, as on the Hugging Face hub, and no slip in the name of a folder here?"
     path = Path(name)
     return (re.fullmatch(r'\w[\w.-]*/[\w.-]+', str(name)) is not None and not path.exists()
-            and not path.parent.is_dir())
+            and not path.parent.is_dir() and path.parts[0] not in ('out', 'data', 'config'))
 
 
 @functools.cache            # it asks the hub each time

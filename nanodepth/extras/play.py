@@ -20,13 +20,13 @@ from nanodepth.common.errors import Refused, check_choice
 from nanodepth.common.files import read_json, replace
 from nanodepth.common.options import read
 from nanodepth.model import Pass, spans_in, unrolled
-from nanodepth.models.checkpoint import Positive, kind_of, load_model, open_path, state_of
+from nanodepth.models.checkpoint import kind_of, load_model, open_path, state_of
 from nanodepth.report.logs import log_of
 from nanodepth.report.tables import run_names
 from nanodepth.models.authors import parts_of
 from nanodepth.retrofit import Core, core_of
 from nanodepth.scoring.likelihoods import encode
-from nanodepth.scoring.scores import parse_tasks, questions_of
+from nanodepth.scoring.data import parse_tasks, questions_of
 from nanodepth.text.tokenizer import (as_tokenizers, get_tokenizer, readable, start_of_document,
                                       tokenizer_file)
 
@@ -254,7 +254,7 @@ def agreed(model, run):
     tokens of each topic of Python's language reference, which is on every machine."""
     from pydoc_data.topics import topics
     tokenizer = get_tokenizer(run)
-    texts = [encode(tokenizer, text, model) for text in topics.values()]
+    texts = [encode(tokenizer, text) for text in topics.values()]
     tokens = torch.tensor([text[:16] for text in texts if len(text) >= 16][:100])
     said = model(tokens)[:, -1].argmax(-1)
     rounded = round_weights(copy.deepcopy(model), small=True)
@@ -345,7 +345,7 @@ def inside(kind, name, text):
 
 
 @dataclass
-class Options(Positive):
+class Options:
     # folders that train.py wrote (with --keep_stages=true, their smaller models are on the page
     # too), or one Hugging Face checkpoint
     runs: list[str]

@@ -2,7 +2,6 @@
 Usage: model = load_model('out/run')
 """
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -44,18 +43,6 @@ def state_of(path):
     if kind_of(path) != OURS:
         return {}
     return load_tensors(checkpoint_file(path))
-
-
-@dataclass(kw_only=True)
-class Positive:
-    "What is true of every command: numbers are at least 1."
-
-    def __post_init__(self):
-        least = dict(seed=0, shots=0, length=2)         # but for these
-        for name, value in vars(self).items():
-            for each in value if isinstance(value, tuple) else (value,):
-                if type(each) is int and each < least.get(name, 1):
-                    raise Refused(f'--{name}={each} must be at least {least.get(name, 1)}')
 
 
 def open_path(path, others=False):

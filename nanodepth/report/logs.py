@@ -1,44 +1,35 @@
-"""The logs of runs: written by training, and read by every later table and picture. A run writes a
-JSON line for each measurement. Runs called NAME-SEED that were trained with that seed are one
-group.
+"""The logs of runs: written by training, and read by every later picture. A run writes a JSON line
+for each measurement.
 Usage: groups = read_groups(['out/lidas-0', 'out/lidas-1'])     # {name: [the log of each seed]}
 """
 import math
 from pathlib import Path
 
-from nanodepth.common.errors import Refused, say
 from nanodepth.common.files import read_run
-from nanodepth.report.tables import groups_of, run_names
+from nanodepth.model import require
+from nanodepth.report.tables import names_of, run_names
 from nanodepth.training.checkpoint import read_log
 
 
 def log_of(folder):
     """A run's log as a list of dicts, in the order of the steps. Its FLOPs count what the run began
     from, but for a published model."""
-    path = Path(folder) / 'log.jsonl'
-    if not path.exists():
-        raise Refused(f'there is no {path}: is {folder} the folder of a run?')
-    state = read_run(folder)
-    config = state.get('config') or {}
-    before = state.get('inherited_flops', 0)
-    seed = config.get('seed', 0)
-    if config.get('init_from') and 'inherited_flops' not in state:
-        say(f'{folder} has no checkpoint that says what its parent cost: its FLOPs are its own')
+    path, state = Path(folder) / 'log.jsonl', read_run(folder)
+    require(path.exists(), f'there is no {path}: is {folder} the folder of a run?')
+    before, seed = state.get('inherited_flops', 0), (state.get('config') or {}).get('seed', 0)
     return [line | dict(flops=before + line.get('flops', 0), seed=seed) for line in read_log(path)]
 
 
 def read_groups(folders):
     "{group of seeds: the log of each of its runs}."
-    paths = run_names(folders)
     logs = {}
-    for name, group in groups_of(paths).items():
-        logs.setdefault(group, []).append(log_of(paths[name]))
+    for name, folder in run_names(folders).items():
+        logs.setdefault(names_of(name)['group'], []).append(log_of(folder))
     return logs
 
 
 def growths(log):
-    """The lines of a log at which the model is deeper than on the line before: it has grown, or
-    begun to loop."""
+    "The lines of a log at which the model is deeper than before: it has grown, or begun to loop."
     deep = [line.get('depth', line.get('n_layer', 0)) for line in log]
     return [line for line, before, now in zip(log[1:], deep, deep[1:]) if now > before]
 
@@ -60,6 +51,5 @@ def measured(group):
                      for kind, result in line.get('kinds', {}).items()}
             rows.append(dict(seed=line.get('seed', 0), step=step, tokens=line.get('tokens', 0),
                              flops=line['flops'], layers=line.get('n_layer', 0),
-                             minutes=line.get('seconds', 0) / 60,
-                             loss=line['val_loss'], **kinds))
+                             minutes=line.get('seconds', 0) / 60, loss=line['val_loss'], **kinds))
     return rows

@@ -1,6 +1,6 @@
-"""How likely each continuation of a prompt is to a model, and which is the likeliest. Anything that
-maps tokens to logits can be asked. Each option is read after its prompt in one forward, as lm-eval
-reads it, and only the logits that are needed are made.
+"""How likely each continuation of a prompt is to a model, and whether it is the likeliest. Anything
+that maps tokens to logits can be asked. Each option is read after its prompt in one forward, as
+lm-eval reads it, and only the logits that are needed are made.
 Usage: log_likelihoods(model, get_tokenizer('out/lidas'), few_shot('assign_basic', 200))
 """
 import itertools
@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from nanodepth.common.errors import Refused
 from nanodepth.common.whose import device_of, is_ours, width_of
+from nanodepth.model import require
 from nanodepth.text.primitives import continuation
 from nanodepth.text.tokenizer import start_of_document
 from nanodepth.training import measure
@@ -20,33 +20,20 @@ TOKENS_AT_ONCE = 2 ** 15
 LOGITS_AT_ONCE = 2 ** 26    # numbers: three copies of them are less than 1 GiB
 
 
-def encode(tokenizer, text, model):
+def encode(tokenizer, text):
     "A text as the model was trained on documents: its tokens, behind those that begin one."
-    return in_vocabulary([*start_of_document(tokenizer),
-                          *tokenizer.encode(text, allowed_special='all')], model)
+    return [*start_of_document(tokenizer), *tokenizer.encode(text, allowed_special='all')]
 
 
-def in_vocabulary(ids, model):
-    "The same tokens, which must all be in the model's vocabulary."
-    size = getattr(getattr(model, 'config', None), 'vocab_size', math.inf)
-    if ids and max(ids) >= size:
-        raise Refused(f'the tokenizer gives a token {max(ids)}, but the model has a vocabulary of '
-                      f'{size}: is this the tokenizer of this model?')
-    return ids
-
-
-def log_likelihoods(model_like, tokenizer, examples, *, batch=64):
-    """[(options,) of each example]: log-likelihoods of the options after the prompt. `model_like`
-    maps tokens (B, T) to logits (B, T, V)."""
-    prompts = [encode(tokenizer, e.prompt, model_like) for e in examples]
-    options = [[in_vocabulary(continuation(tokenizer, e.prompt, o), model_like) for o in e.options]
-               for e in examples]
+def log_likelihoods(model_like, tokenizer, examples):
+    "[(options,) of each example]: log-likelihoods of the options after the prompt."
+    prompts = [encode(tokenizer, e.prompt) for e in examples]
+    options = [[continuation(tokenizer, e.prompt, o) for o in e.options] for e in examples]
     context = getattr(getattr(model_like, 'config', None), 'context', math.inf)
     longest = max(len(p) + max(map(len, o)) for p, o in zip(prompts, options))
-    if longest > context:
-        raise Refused(f'a prompt with its answer has {longest} tokens, but the context is '
-                      f'{context}')
-    return [values for values, _ in likelihoods(model_like, prompts, options, batch)]
+    require(longest <= context, f'a prompt with its answer has {longest} tokens, but the context '
+            f'is {context}')
+    return [values for values, _ in likelihoods(model_like, prompts, options)]
 
 
 @torch.no_grad()
@@ -60,19 +47,16 @@ def likelihoods(model, prompts, options, batch=64):
     for i, prompt in enumerate(prompts):
         for o, option in enumerate(options[i]):
             rows.setdefault(((*prompt, *option[:-1]), len(option)), []).append((i, o))
-    total = sum(len(tokens) for tokens, _ in rows)
-    with tqdm(total=total, unit='token', unit_scale=True, leave=False, delay=2) as bar:
-        for part, n in in_batches(rows, batch, width_of(model)):
-            read = torch.tensor([tokens for tokens, _ in part], device=device_of(model))
-            chances = last_logits(model, read, n).float().log_softmax(-1)           # (B, n, V)
-            for row, here in zip(part, chances):
-                for i, o in rows[row]:
-                    option = torch.tensor(options[i][o], device=here.device)
-                    own = here[n - len(option):]
-                    likelihood, greedy = found[i]
-                    likelihood[o] = own.gather(-1, option[:, None]).double().sum()
-                    greedy[o] = (own.argmax(-1) == option).all()
-            bar.update(read.numel())
+    batches = [*in_batches(rows, batch, width_of(model))]
+    for part, n in tqdm(batches, 'questions', unit='batch', leave=False, delay=2):
+        read = torch.tensor([tokens for tokens, _ in part], device=device_of(model))
+        chances = last_logits(model, read, n).float().log_softmax(-1)               # (B, n, V)
+        for row, here in zip(part, chances):
+            for i, o in rows[row]:
+                option = torch.tensor(options[i][o], device=here.device)
+                own, (likelihood, greedy) = here[n - len(option):], found[i]
+                likelihood[o] = own.gather(-1, option[:, None]).double().sum()
+                greedy[o] = (own.argmax(-1) == option).all()
     return found
 
 
@@ -92,9 +76,7 @@ def last_logits(model, tokens, n):
     "(B, n, V) of the last n tokens, and few others where the model can be asked so."
     if is_ours(model):
         return model.head(model.norm(model.hidden(tokens)[:, -n:]))
-    if hasattr(model, 'last_logits'):
-        return model.last_logits(tokens, n)
-    return model(tokens)[:, -n:]
+    return model.last_logits(tokens, n) if hasattr(model, 'last_logits') else model(tokens)[:, -n:]
 
 
 def losses_of(model, tokens, targets):
