@@ -23,12 +23,12 @@ from conftest import ROOT, save_run  # noqa: E402
 
 from nanodepth.extras import play  # noqa: E402
 from nanodepth.grow import lidas, untie  # noqa: E402
-from nanodepth.loop import parse_loop  # noqa: E402
+from nanodepth.loop import in_order  # noqa: E402
 from nanodepth.model import LM, ModelConfig  # noqa: E402
 from nanodepth.retrofit import core_of, surgery  # noqa: E402
 from nanodepth.scoring.likelihoods import encode  # noqa: E402
-from nanodepth.scoring.scores import ask  # noqa: E402
-from nanodepth.scoring.way import Way  # noqa: E402
+from nanodepth.scoring.rows import of_questions  # noqa: E402
+from nanodepth.scoring.way import in_way  # noqa: E402
 from nanodepth.text.primitives import few_shot  # noqa: E402
 from nanodepth.text.tokenizer import get_tokenizer, start_of_document  # noqa: E402
 
@@ -185,16 +185,16 @@ def walk_published(page, file, out, by_keys):
 def compare(page, run, model, ways, texts, most):
     "Of each text in each way: the logits that the page and PyTorch give, and the likeliest token."
     tokenizer = get_tokenizer(run)
-    for way in ways:
-        how = dict(wrap=way.settings) if way.wrapped else dict(r=way.r) if way.r else (
-            dict(order=parse_loop(way.loop)) if way.loop else {})
+    for how in ways:
         found = page.evaluate(ASK, ['logits', dict(model=Path(run).name, how=how, prompts=texts)])
-        with way.apply(model), torch.no_grad():
+        now = (in_order(model, how['order']) if 'order' in how
+               else in_way(model, how.get('wrap', how)))
+        with now, torch.no_grad():
             for text, (likeliest, logits) in zip(texts, found):
-                wanted = model(torch.tensor([encode(tokenizer, text, model)]))[0, -1]
+                wanted = model(torch.tensor([encode(tokenizer, text)]))[0, -1]
                 some = wanted[::math.ceil(len(wanted) / 1024)]
                 far = (torch.tensor(logits) - some).abs().max().item()
-                assert far < most and likeliest == wanted.argmax(), (way, text, far)
+                assert far < most and likeliest == wanted.argmax(), (how, text, far)
 
 
 def parity(page, run):
@@ -202,16 +202,18 @@ def parity(page, run):
     model, plain = play.round_weights(play.load_model(run)), [*range(len(play.load_model(run).layers))]
     texts = [e.prompt for e in (*few_shot('toy_assign', 100, shots=0, depth=2),
                                 *few_shot('toy_copy', 100, shots=0))]
-    ways = [Way(r=r) for r in range(1, 11)] if core_of(model) else [
-        Way(), *(Way(loop=order) for order in (plain[:-1], plain[::-1], plain * 2, plain[1:])),
-        Way(window='mid2', K=3), Way(window='0-1', solver='naive', K=2),
-        Way(window='mid2', solver='euler', K=4, T=2), Way(window='1-1', K=2, beta=0.25)]
+    ways = [dict(r=r) for r in range(1, 11)] if core_of(model) else [
+        {}, *(dict(order=order) for order in (plain[:-1], plain[::-1], plain * 2, plain[1:])),
+        *(dict(wrap=how) for how in (
+            dict(window='mid2', K=3), dict(window='0-1', solver='naive', K=2),
+            dict(window='mid2', solver='euler', K=4, T=2), dict(window='1-1', K=2, beta=0.25)))]
     compare(page, run, model, ways, texts, 1e-4)
     right = sum(page.evaluate(ASK, ['measure', dict(model=Path(run).name, how={}, first=i,
                                                     task='toy_assign/3', last=i + 25)])['right']
                 for i in range(0, 100, 25))
-    wanted = ask(model, get_tokenizer(run), few_shot('toy_assign', 100, shots=0, depth=3)).mean
-    assert right == round(100 * wanted), (run, right, wanted)
+    wanted, _ = of_questions(model, get_tokenizer(run),
+                             few_shot('toy_assign', 100, shots=0, depth=3))
+    assert right == sum(wanted.answers), (run, right, wanted.mean)
 
 
 def parity_published(page, run):
@@ -219,8 +221,9 @@ def parity_published(page, run):
     from transformers import AutoTokenizer
     model = play.round_weights(play.load_model(run).float(), small=True)
     plain = [*range(len(model.layers))]
-    ways = [Way(), Way(loop=plain[:-5] + plain[-4:]), Way(loop=plain[:14] + plain[10:]),
-            Way(window='mid4', K=2), Way(window='4-7', solver='naive', K=2)]
+    ways = [{}, dict(order=plain[:-5] + plain[-4:]), dict(order=plain[:14] + plain[10:]),
+            dict(wrap=dict(window='mid4', K=2)),
+            dict(wrap=dict(window='4-7', solver='naive', K=2))]
     rows = (ROOT / 'data/evals/questions/piqa.jsonl').read_text().splitlines()[:50]
     prompts = [json.loads(row)['goal'] for row in rows]
     compare(page, run, model, ways, prompts, 1e-3)
