@@ -60,9 +60,9 @@ def read(cls, argv, plain_word=config_file):
 
 
 def print_help(cls, words=()):
-    "The settings, each with what it takes, its comments and [its default]; `words` have no dashes."
-    print(sys.modules[cls.__module__].__doc__)
+    "The settings, each with what it takes, its comment and [its default]; `words` have no dashes."
     left, above = {each.name: each for each in fields(cls)}, []
+    lines = [sys.modules[cls.__module__].__doc__]
     for line in '\n'.join(map(inspect.getsource, cls.__mro__[:-1])).splitlines():
         match = re.match(r'    (\w+): .+?(?:\s+# (.*))?$', line)
         if line.startswith('    # '):
@@ -71,10 +71,9 @@ def print_help(cls, words=()):
             name, comment = match.groups()
             its = left.pop(name)
             shown = name.upper() if name in words else f'--{name}={in_words(its.type)}'
-            default = as_typed(its.default)
-            print(*above, f'  {shown:34} {comment or ""}{f" [{default}]" * bool(default)}'.rstrip(),
-                  sep='\n')
+            lines += [*above, f'  {shown:34} {comment or ""} {as_typed(its.default)}'.rstrip()]
             above = []
+    print('\n'.join(lines))
     sys.exit()
 
 
@@ -82,21 +81,22 @@ def in_words(kind):
     "What a setting takes: N, X and TEXT are a whole number, a number and a text."
     if get_origin(kind) is Literal:
         return '|'.join(get_args(kind))
+    if Callable in (kind, get_origin(kind)):
+        return 'FUNCTION'
+    if get_origin(kind) is dict:
+        return '{...}'
     inside = [in_words(each) for each in get_args(kind) if each not in (NoneType, ...)]
     if get_origin(kind) in (list, tuple):
         return f'{inside[0]},...'
     known = {int: 'N', float: 'X', str: 'TEXT', bool: 'true|false', Path: 'PATH'}
-    if Callable in (kind, get_origin(kind)):
-        return 'FUNCTION'
-    return known.get(kind) or '|'.join(inside) or getattr(kind, '__name__', str(kind))
+    return known.get(kind) or '|'.join(inside) or kind.__name__
 
 
 def as_typed(default):
-    if isinstance(default, (tuple, list)):
-        return ','.join(map(str, default))
-    if isinstance(default, float):
-        return f'{default:g}'
-    return '' if default in (None, MISSING) else str(default)
+    if default in (None, MISSING, '', ()):
+        return ''
+    text = ','.join(map(str, default)) if isinstance(default, tuple) else str(default)
+    return f'[{text.lower() if isinstance(default, bool) else text}]'
 
 
 def setting(name, value, kinds):

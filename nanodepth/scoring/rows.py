@@ -162,6 +162,7 @@ def ask(subject, ways, **columns):
         with in_way(subject.model, way):
             pass
     first, val = {}, subject.val
+    columns = dict(seed=(subject.state.get('config') or {}).get('seed', 0)) | columns
     for way in tqdm(ways, str(subject.path), unit='way', leave=False, disable=len(ways) == 1):
         with in_way(subject.model, way):
             found = measured(subject, way)
@@ -174,9 +175,9 @@ def ask(subject, ways, **columns):
             changes = [b - a for a, b in zip(before.answers, score.answers)]
             if abs(mean(changes) - change) > 1e-9:      # no mean over documents: a perplexity
                 changes = []
-            rows.append(about | dict(
+            rows.append(columns | about | dict(
                 way=in_words(way), measure=name, kind=score.kind, mean=score.mean,
                 error=score.error, n=len(score.answers) or None, chance=score.chance,
                 change=change, change_error=error_of(changes), p=p_value(changes), data=data,
-                settings=way, answers=score.answers, changes=changes) | columns)
+                settings=way, answers=score.answers, changes=changes))
         yield rows

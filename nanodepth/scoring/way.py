@@ -98,7 +98,7 @@ def layers_run(order):
 def facts(state, model, way, row=None):
     """What a model is as it runs now, in a way, and what it cost. A forward pass, of a row of so
     many tokens (None: as many as it reads), costs a third of a training step."""
-    config, flops = state.get('config') or {}, math.nan
+    flops = math.nan
     if is_ours(model):
         order, core = model.order, core_of(model) or Core([])   # all its runs count alike
         own, core.backprop_depth = core.backprop_depth, core.r
@@ -111,8 +111,9 @@ def facts(state, model, way, row=None):
             own = {name: way[name] for name in ('solver', 'K') if name in way}
             order[a:b + 1] = [Window(order[a:b + 1], **own)]
     return dict(
-        seed=config.get('seed', 0), layers=layers_run(order),
+        layers=layers_run(order),
         params=sum(p.numel() for p in model.parameters()), inference_flops=flops,
         dtype=str(next(model.parameters()).dtype)[6:],
         training_flops=cost_of(state),          # of what a run begins from, tokens are not kept
-        tokens=math.nan if config.get('init_from') else state.get('tokens', math.nan))
+        tokens=math.nan if (state.get('config') or {}).get('init_from')
+        else state.get('tokens', math.nan))
