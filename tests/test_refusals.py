@@ -36,6 +36,8 @@ REFUSALS = [
     (['evaluate', '{run}', '--tasks=toy_copy', '--window=1-2', '--K=0'], 'K=0: how often'),
     (['evaluate', '{core}', '--tasks=toy_copy', '--r=0'], 'r=0 is too small'),
     (['evaluate', 'out/nowhere', '--tasks=toy_copy'], 'there is no checkpoint at out/nowhere'),
+    (['evaluate', '{run}', '{run}/ckpt.pt', '--tasks=toy_copy', '--measures=', '--n=2', '--r=2'],
+     'none of these models has a recurrent core'),
     (['evaluate', '{run}', '--measures=log_prob', '--tasks=arc_easy', '--shots=0,1', '--x=shots'],
      'tasks take one number'),
     (['evaluate', '{run}', '--tasks=arc_easy'], "Couldn't reach 'allenai/ai2_arc'"),
@@ -65,6 +67,8 @@ REFUSALS = [
     ([*COMPARE, '--tasks=toy_assign/x'], 'a depth is written toy_assign/3'),
     ([*COMPARE, '--measures=log_prob'], 'nothing is asked'),
     ([*COMPARE[:2], *COMPARE[1:], '--seeds=1'], 'two arms have one name'),
+    (['compare', 'config/baseline.py', 'config/lidas.py', '--more=--data={data}', '--out={out}',
+      'other/baseline.py --steps=482', '--seeds=1'], 'baseline --steps=482 is other/baseline.py'),
 ]
 
 
@@ -74,6 +78,8 @@ def places(data, tmp_path, tiny, monkeypatch):
     {mistral}, which has no weights."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'config').symlink_to(ROOT / 'config')
+    (tmp_path / 'other').mkdir()
+    (tmp_path / 'other/baseline.py').write_text('lr = 1e-9\n')
     # all of lm-eval's tasks are read in ten seconds
     stock = lm_eval.tasks.TaskManager(include_defaults=False, include_path=[
         str(Path(lm_eval.__file__).parent / 'tasks/arc'), str(ROOT / 'data/evals')])

@@ -268,6 +268,7 @@ def test_metrics_of_lm_eval_become_scores(monkeypatch, run):
     samples = dict(squad=[['a'], ['b']], drop=[0.0, 1.0], coqa=[1.0])
     results = {task: {'f1,none': 0.5, 'f1_stderr,none': 0.03} for task in samples}
     results['drop'] |= {'ppl,none': 9.0}
+    results['coqa']['f1_stderr,none'] = 0.0         # all of it is right
     monkeypatch.setattr(harness, 'simple_evaluate', lambda *_, **__: {
         'results': results | dict(both={'f1,none': 50.0}, shares={'f1,none': 0.7}), 'n-shot': {},
         'samples': {task: [dict(doc_id=i, filter=how, f1=value) for i, value in enumerate(values)
@@ -284,7 +285,7 @@ def test_metrics_of_lm_eval_become_scores(monkeypatch, run):
         'squad f1': 'score', 'drop f1': 'share', 'drop ppl': 'less', 'coqa f1': 'share',
         'both f1': 'score', 'shares f1': 'share', 'mean of l': 'share'}
     assert scores['drop f1'].answers == [0.0, 1.0] and scores['squad f1'].answers == []
-    assert scores['mean of l'][:3] == ('share', 0.5, pytest.approx(0.03 / math.sqrt(2)))
+    assert scores['mean of l'][:3] == ('share', 0.5, pytest.approx(0.03 / 2))
 
 
 def test_the_command(run, tmp_path, local, capsys):
@@ -435,6 +436,8 @@ def test_the_span_solver_and_measure_that_extend_writes(tiny, data, tmp_path, mo
     with wrapped(model, '0-0', 'norm_stab', K=2):
         loss = scoring.data_scores(model, val, 8)['loss'].mean
     assert rows['--window=0-0 --solver=norm_stab --K=2', 'loss'] == loss != rows['as it is', 'loss']
+    [deepest] = where(read_rows(tmp_path / 'e.csv'), measure='rank, depth 6')
+    assert math.isnan(deepest['change'])        # there is no such depth in the model as it is
 
 
 def test_a_perplexity_is_no_mean_over_its_documents(run, monkeypatch):

@@ -67,11 +67,12 @@ def print_help(cls, words=()):
         match = re.match(r'    (\w+): .+?(?:\s+# (.*))?$', line)
         if line.startswith('    # '):
             above.append(line)
-        elif match and match[1] in left:
+        elif match:
             name, comment = match.groups()
-            its = left.pop(name)
-            shown = name.upper() if name in words else f'--{name}={in_words(its.type)}'
-            lines += [*above, f'  {shown:34} {comment or ""} {as_typed(its.default)}'.rstrip()]
+            its = left.pop(name, None)          # (None: a class below has it, too)
+            if its and get_origin(its.type) is not dict:
+                shown = name.upper() if name in words else f'--{name}={in_words(its.type)}'
+                lines += [*above, f'  {shown:34} {comment or ""} {as_typed(its.default)}'.rstrip()]
             above = []
     print('\n'.join(lines))
     sys.exit()
@@ -83,8 +84,6 @@ def in_words(kind):
         return '|'.join(get_args(kind))
     if Callable in (kind, get_origin(kind)):
         return 'FUNCTION'
-    if get_origin(kind) is dict:
-        return '{...}'
     inside = [in_words(each) for each in get_args(kind) if each not in (NoneType, ...)]
     if get_origin(kind) in (list, tuple):
         return f'{inside[0]},...'

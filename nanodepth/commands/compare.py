@@ -45,7 +45,7 @@ class Options(Ways, Asked):
     against: dict[str, list[str]] = field(default_factory=dict)
     seeds: int | str = 3        # how many, or which, such as 4-7
     more: str = ''              # settings of every run; a line's own have the last say
-    measures: tuple[str, ...] = ('loss', 'text', 'log_prob')
+    measures: tuple[str, ...] = ('loss', 'text', 'log_prob')    # as evaluate's
     show: tuple[str, ...] = ()  # of these in the tables; (): the loss, that on text, last answers
     out: Path = Path('out/compare')     # the picture is of the last call, rows.csv of all
 
@@ -134,11 +134,13 @@ def add_partners(options, runs):
         flops = costs(run.all_words())[1]
         if abs(flops - own) > 0.02 * own:
             steps = f' --steps={steps_for(flops, first.all_words())}'
-            partner = re.sub(r' --steps=\S+', '', first.name) + steps
-            if partner not in options.arms:
+            partner, line = (re.sub(r' --steps=\S+', '', text) + steps
+                             for text in (first.name, options.arms[first.name]))
+            require(options.arms.setdefault(partner, line) == line,
+                    f'{partner} is {options.arms[partner]}: give it another name')
+            if partner != run.name:
                 say(f'{partner} is trained, too, for the FLOPs of {run.name}')
-                options.arms[partner] = options.arms[first.name] + steps
-            of[run.name] += [partner] * (partner != run.name)
+                of[run.name].append(partner)
     return of
 
 

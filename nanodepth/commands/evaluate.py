@@ -71,6 +71,8 @@ def main(argv=None):
         for of_way in ask(subject, ways[:1] if plain_only else ways, **names_of(name)):
             rows += of_way
             write_csv(rows, out)        # what was measured is not lost if the next way is stopped
+    require(not options.r or any('r' in row['settings'] for row in rows),
+            '--r: none of these models has a recurrent core')
     print_tables(rows)
     if options.against:
         print()

@@ -183,7 +183,8 @@ def lm_scores(subject):
                 key == f'{task} {metric}' if metric else key.startswith(f'{task} '))]
             of_list += own[:1]
         if of_list and len(of_list) == len(LISTS[name]):
-            error = math.hypot(*(score.error or math.nan for score in of_list)) / len(of_list)
+            errors = [math.nan if score.error is None else score.error for score in of_list]
+            error = math.hypot(*errors) / len(of_list)
             scores[f'mean of {name}'] = Score('share', mean([s.mean for s in of_list]), error, [])
     return scores
 

@@ -84,7 +84,7 @@ class Asked:
     # log_prob: of the right answer to each task; or one of yours. --measures= leaves the data out
     measures: tuple[str, ...] = ('loss',)
     data: str | None = None     # a dataset; None: what the run was trained on
-    batches: int = 8            # of validation data
+    batches: int = 8            # of validation data; 0: all
     n: int = 200                # questions of each primitive
     shots: tuple[int, ...] | None = None    # answered examples before each; None: 0, or lm-eval's
     seed: int = 0               # of their draws
@@ -170,7 +170,9 @@ def ask(subject, ways, **columns):
             about = facts(subject.state, subject.model, way, row)
         rows = []
         for name, (score, data) in found.items():
-            before = first.setdefault(name, score)
+            if way is ways[0]:
+                first[name] = score
+            before = first.get(name, Score(score.kind, math.nan, None, []))
             change = score.mean - before.mean
             changes = [b - a for a, b in zip(before.answers, score.answers)]
             if abs(mean(changes) - change) > 1e-9:      # no mean over documents: a perplexity
