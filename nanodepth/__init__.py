@@ -3,7 +3,6 @@ import each other by bare names. They are loaded here once, by their files, and 
 while they load, so that a model.py of somebody else's stays theirs.
 """
 import importlib
-import os
 import sys
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec, spec_from_file_location
@@ -18,20 +17,18 @@ if ROOT != HERE:
 BOOK = ('model', 'loop', 'grow', 'retrofit', 'wrapper', 'probe', 'training', 'training.machine',
         'training.settings', 'training.plan', 'training.loader', 'training.optimizers',
         'training.measure', 'training.checkpoint', 'training.start', 'training.picture', 'train')
+NAMES = dict(wrapped='wrapping.others', load_model='models.checkpoint', save_hf='models.hf')
 
 
 def file_of(name):
     return ROOT / (f'{name}/__init__.py' if name == 'training' else f'{name.replace(".", "/")}.py')
 
 
-def is_ours(path, name):
-    return path is not None and Path(path).resolve() == file_of(name)
-
-
 def load_book():
-    before = {name: sys.modules.get(name) for name in BOOK}
-    main = sys.modules.get('__main__')      # python train.py: one of the seven is at work already
+    before, main = {name: sys.modules.get(name) for name in BOOK}, sys.modules.get('__main__')
+    is_ours = lambda path, name: path is not None and Path(path).resolve() == file_of(name)
     for name in BOOK:
+        # in `python train.py`, or beside `import model` in a clone, one of them is there already
         ours = [module for module in (before[name], main)
                 if is_ours(getattr(module, '__file__', None), name)]
         spec = spec_from_file_location(f'nanodepth.{name}', file_of(name))
@@ -41,23 +38,17 @@ def load_book():
         setattr(sys.modules[folder or 'nanodepth'], own, module)
         if not ours:
             spec.loader.exec_module(module)
-    for name in BOOK:           # each bare name is again whoever's it was, or would be
-        top = name.partition('.')[0]
-        found = PathFinder.find_spec(top)
-        if before[name] is not None:
-            sys.modules[name] = before[name]
-        elif found is None or not is_ours(found.origin, top):
+    for name, module in before.items():         # each bare name is whoever's it was, or would be
+        found = PathFinder.find_spec(name.partition('.')[0])
+        if module is not None:
+            sys.modules[name] = module
+        elif found is None or not is_ours(found.origin, name.partition('.')[0]):
             del sys.modules[name]
 
 
-command = Path(sys.argv[0]).name if sys.argv else ''
-if command in ('nanodepth', '-m'):      # threads that spin would slow down the command beside this
-    os.environ.setdefault('GOMP_SPINCOUNT', '1000')
-if not (command == 'nanodepth' and sys.argv[1:] in ([], ['-h'], ['--help'])):
+if not (Path(sys.argv[0]).name == 'nanodepth' and sys.argv[1:] in ([], ['-h'], ['--help'])):
     load_book()                         # the list of commands needs none of it, and no torch
     importlib.import_module('nanodepth.wrapping.solvers')       # which makes six more known
-
-NAMES = dict(wrapped='wrapping.others', load_model='models.checkpoint', save_hf='models.hf')
 
 
 def __getattr__(name):

@@ -5,9 +5,7 @@ In a clone without an install, write `python -m nanodepth` instead of `nanodepth
 """
 import importlib
 import sys
-from pathlib import Path
 
-PACKAGE = Path(__file__).parent
 COMMANDS = {        # name: (module, what it does)
     'train': ('commands.train', 'train a model by a config: ordinary, grown, looped or recurrent'),
     'plot': ('commands.plot', 'the pictures of runs, side by side, and a table'),
@@ -39,11 +37,8 @@ def main(name=None, argv=None):
     with refusals(name if name in COMMANDS else 'nanodepth'):
         if name not in COMMANDS:
             raise Refused(f'there is no command {name!r}{nearest(name, COMMANDS)}')
-        module = COMMANDS[name][0]
-        if module.startswith('extras') and not (PACKAGE / 'extras').is_dir():
-            raise Refused(f'{name} is one of the extras, and nanodepth/extras is not here')
         try:
-            importlib.import_module(f'nanodepth.{module}').main(argv)
+            importlib.import_module(f'nanodepth.{COMMANDS[name][0]}').main(argv)
         finally:
             sys.stdout.flush()      # in here: a pipe may be closed already
 

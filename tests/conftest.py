@@ -76,7 +76,7 @@ def no_pictures_and_no_look_around(request, monkeypatch):
     if 'pictures' not in request.fixturenames:
         monkeypatch.setattr(plot, 'show', lambda *_: None)
         monkeypatch.setattr(train, 'draw', lambda *_: None)
-        monkeypatch.setattr(Figure, 'savefig', lambda self, file, **_: file.write(b'not rendered'))
+        monkeypatch.setattr(Figure, 'savefig', lambda self, file, **_: Path(file).touch())
 
 
 @pytest.fixture

@@ -341,16 +341,6 @@ def test_a_batch_without_a_target_changes_nothing_and_ends_nothing(config, tmp_p
     assert (log_of(c)[-1]['step'], log_of(c)[-1]['val_loss']) == (c.steps, 0)
 
 
-def test_one_run_in_a_folder_of_its_own(config, tiny, tmp_path, capsys):
-    parent = save_run(tmp_path / 'other', tiny(vocab_size=257, n_layer=2))
-    (tmp_path / 'run').mkdir()
-    with open(tmp_path / 'run/lock', 'a') as lock:      # as another process would hold it
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert 'another run is at work in' in refused(capsys, 'train', *flags(config()))
-        assert 'is there already' in refused(capsys, 'export', parent, tmp_path / 'run')
-    nanodepth('train', flags(config()))
-
-
 def test_data_that_is_made_again_and_killed_is_no_dataset(tmp_path, monkeypatch):
     write_dataset(tmp_path, 'train', 'bytes', [1] * 40)
     real = files.replace

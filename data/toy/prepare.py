@@ -30,7 +30,6 @@ import ast
 import hashlib
 import json
 import multiprocessing
-import os
 import platform
 import random
 import re
@@ -158,32 +157,20 @@ def library():
 
 
 def write(folder, split, kinds, origin, **arrays):
-    """The files of a split; the JSON, which says what is in them, comes last. Each is written
-    beside the old one, which a run may be reading."""
-    raw = {f'.{ending}': np.asarray(array, 'uint16' if ending == 'bin' else 'uint8').tobytes()
-           for ending, array in arrays.items() if array is not None}
+    "The files of a split; the JSON, which says what is in them, comes last."
     folder.mkdir(parents=True, exist_ok=True)
-    for name in (f'{split}.json', 'train.json'):        # they would vouch for half of the new
-        (folder / name).unlink(missing_ok=True)
-    for ending, data in raw.items():
-        new = folder / f'{split}_000{ending}.{os.getpid()}.new'
-        new.write_bytes(data)
-        os.replace(new, folder / f'{split}_000{ending}')
+    (folder / 'train.json').unlink(missing_ok=True)     # it would vouch for half of the new
+    sums = {}
+    for ending, array in arrays.items():
+        if array is not None:
+            raw = np.asarray(array, 'uint16' if ending == 'bin' else 'uint8').tobytes()
+            (folder / f'{split}_000.{ending}').write_bytes(raw)
+            sums[f'.{ending}'] = hashlib.sha256(raw).hexdigest()
     n = len(arrays['bin'])
-    sums = {ending: hashlib.sha256(data).hexdigest() for ending, data in raw.items()}
     (folder / f'{split}.json').write_text(json.dumps(dict(
         tokenizer='bytes', fingerprint='76286bf1999d54d6', n_vocab=257, dtype='uint16', tokens=n,
         kinds=kinds, shards=[dict(file=f'{split}_000.bin', sha256=sums, tokens=n)],
         origin=origin), indent=1))
-
-
-def refuse_others(folder, options):
-    "The folder is new, or it has this very dataset."
-    if any((folder / name).exists() for name in ('ckpt.pt', 'mixture.json')):
-        sys.exit(f'{folder} holds a run or a mixture: choose another --out')
-    for path in (folder / 'val.json', folder / 'train.json'):
-        if path.exists() and json.loads(path.read_text())['origin'].get('options') != options:
-            sys.exit(f'{folder} holds another dataset: choose another --out, or remove it')
 
 
 def main(argv):
@@ -194,13 +181,12 @@ def main(argv):
     parser.add_argument('--aliases', default='0-3', help='from none to how many')
     parser.add_argument('--out', type=Path, default='data/toy', help='the folder to write')
     c = parser.parse_args(argv)
-    if not re.fullmatch('0-[0-5]', c.aliases):
-        sys.exit(f'--aliases={c.aliases} must be 0-5 at most: there are no more letters')
-    if not 0 <= c.text < 1:
-        sys.exit(f'--text={c.text} must be a share, from 0 to below 1')
-    most = int(c.aliases[2:])
-    options = dict(documents=c.documents, text=c.text, aliases=c.aliases)
-    refuse_others(c.out, options)
+    if not re.fullmatch('0-[0-5]', c.aliases) or not 0 <= c.text < 1:
+        sys.exit('--aliases is 0-5 at most: there are no more letters; --text is a share below 1')
+    most, options = int(c.aliases[2:]), dict(documents=c.documents, text=c.text, aliases=c.aliases)
+    there = c.out / 'val.json'
+    if there.exists() and json.loads(there.read_text())['origin'].get('options') != options:
+        sys.exit(f'{c.out} holds another dataset: choose another --out, or remove it')
     files = list(library()) if c.text else []
     random.Random(seed_for('toy files')).shuffle(files)
     cut = len(files) // 20

@@ -1,36 +1,30 @@
 """Train a model by a config: train.py, whose parent may be a Hugging Face checkpoint here. With
---dry_run it says what the run will cost: its stages, parameters, FLOPs, and hours of a GPU.
+--dry_run it says what the run will cost: its stages, FLOPs, memory, disk and hours of a GPU.
 Usage: nanodepth train CONFIG [--name=value ...] [--dry_run]     (--help lists the settings)
 """
 import ast
 import collections
-import contextlib
 import functools
-import math
 import shlex
 from dataclasses import dataclass, fields, replace
 
-import numpy as np
 import torch
-from tqdm import tqdm
 
 from nanodepth import ROOT
 from nanodepth.common.errors import Refused, refusing
-from nanodepth.common.files import claim, hash_of, read_json
 from nanodepth.common.options import read
 from nanodepth.grow import untie
 from nanodepth.model import LM, require, unrolled
 from nanodepth.models.checkpoint import data_of, open_path, spent_on, state_of
 from nanodepth.report.tables import columns
 from nanodepth.retrofit import core_of, surgery
-from nanodepth.scoring.data import how_to_prepare, is_there
-from nanodepth.text.tokenizer import copy_tokenizer, get_tokenizer
+from nanodepth.text.tokenizer import copy_tokenizer
 from nanodepth.train import train
-from nanodepth.training.loader import Loader, folders_of, make_toy_data, open_data, parts_of
-from nanodepth.training.machine import PEAKS, RANK
+from nanodepth.training.loader import Loader, make_toy_data
+from nanodepth.training.machine import PEAKS
 from nanodepth.training.plan import NEEDED_BY, Config, model_config, plan, stages
 from nanodepth.training.start import (Past, filled_in, load_past, refuse_another_model,
-                                      refuse_another_tokenizer, refuse_what_does_not_fit)
+                                      refuse_what_does_not_fit)
 
 OUT_OF_MEMORY = 'the GPU has too little memory: a higher --grad_accum makes smaller pieces'
 
@@ -51,18 +45,9 @@ def main(argv):
     config = Config(**{each.name: getattr(options, each.name) for each in fields(Config)})
     if options.dry_run:
         show(config)
-        folders = folders_of(config.data) + folders_of(config.cooldown_data or [])
-        for folder in folders:
-            check_data(folder)
-        if is_there(folders):
-            path = config.init_from
-            n_vocab = not path and config.vocab_size or math.inf        # a parent has its own
-            before = data_of(path, state_of(path)) if path else {}
-            refuse_another_tokenizer(open_data(config), before, n_vocab)
         return
     with refusing(torch.OutOfMemoryError, why=lambda error: OUT_OF_MEMORY):
-        with claim(config.out_dir) if RANK == 0 else contextlib.nullcontext():
-            stopped = train(config, open_parent)
+        stopped = train(config, open_parent)
     if stopped:         # make or a scheduler must not take the run for finished
         raise SystemExit(128 + stopped)
 
@@ -172,31 +157,6 @@ def steps_for(flops, words):
     return steps
 
 
-def check_shard(folder, shard):
-    for ending, written in shard['sha256'].items():
-        path = (folder / shard['file']).with_suffix(ending)
-        if hash_of(path) != written:
-            raise Refused(f'{path} is not what was written (wrong checksum); '
-                          f'{how_to_prepare(folder)}')
-
-
-def check_data(folder):
-    "Say what is in a dataset, or in each of a mixture, and check every checksum."
-    for part in parts_of(folder):
-        if not (part / 'train.json').exists():
-            print(f'{part} is not here yet; {how_to_prepare(part)}')
-            continue
-        for split in ('train', 'val'):
-            about = read_json(part / f'{split}.json')
-            for shard in tqdm(about['shards'], f'{part}, {split}: checking', leave=False):
-                check_shard(part, shard)
-            has_file = (part / 'tokenizer.json').exists()       # it may stand nowhere else
-            tokenizer = get_tokenizer(part if has_file else about['tokenizer'])
-            ids = np.fromfile(part / about['shards'][0]['file'], about['dtype'], 40).tolist()
-            print(f'{part}, {split}: {about["tokens"]:,} tokens of {about["tokenizer"]!r}, '
-                  f'checksums right; it begins {tokenizer.decode(ids)!r}, from {about["origin"]}')
-
-
 def show(config):
     "Print the cost."
     a_step = config.batch_size * config.context
@@ -217,7 +177,22 @@ def show(config):
         full = planned(replace(config, grow=None, **alone))
         print(f'with {config.n_layer} layers from the first step on it would be '
               f'{full / 1e15:,.3f}: growing saves {1 - total / full:.1%}')
-    minutes = total / (0.4 * PEAKS['H100']) / 60
-    time = f'{minutes / 60:,.1f} hours' if minutes > 120 else f'{minutes:,.1f} minutes'
-    if minutes >= 0.05:         # a toy is for a laptop: its config says how long it takes there
-        print(f'time: {time} on one H100, at 40% of its peak')
+    # weights, gradients and moments are of 4 bytes; of each token a layer keeps its streams and
+    # updates in 2, and the head its logits in 2 and, with their gradient, in 4
+    hours = total / (0.4 * PEAKS['H100']) / 3600
+    if hours < 0.001:           # a toy is for a laptop: its config says how long it takes there
+        return
+    c, n, GB = model.config, model.num_params(), 1e9
+    of_layer = 6 * c.n_embd + 3 * c.ffn_dim + 2 * c.n_head * c.head_dim
+    kept = a_step / config.grad_accum * (2 * depth * of_layer + 10 * c.vocab_size)
+    size = 4 if c.vocab_size > 2**16 else 2     # bytes of a token on the disk
+    print(f'memory: {16 * n / GB:,.1f} GB for weights and optimizer, and about {kept / GB:,.1f} '
+          'for what a forward keeps (on eight GPUs each an eighth of this)\n'
+          f'disk: {12 * n / GB:,.1f} GB a checkpoint, and {config.steps * a_step * size / GB:,.1f} '
+          'GB of tokens, if none is read twice\n'
+          f'time: {duration(hours)} on one H100, at 40% of its peak, and {duration(hours / 8)} on '
+          'eight')
+
+
+def duration(hours):
+    return f'{hours:,.1f} hours' if hours > 2 else f'{60 * hours:,.1f} minutes'

@@ -1,7 +1,7 @@
-"""Whose model is it, ours or another family's, and where does it lie?
-Usage: if is_ours(model): ...
+"""Whose model is it, ours or another family's, and where do its files lie? Names on the hub are
+resolved by transformers; what looks like a path is never asked of it.
+Usage: file_of('owner/name', 'config.json')
 """
-import functools
 import re
 from pathlib import Path
 
@@ -26,33 +26,30 @@ def is_ours(model):
 
 
 def on_hub(name):
-    "Is this owner/name, as on the Hugging Face hub, and no slip in the name of a folder here?"
-    path = Path(name)
-    return (re.fullmatch(r'\w[\w.-]*/[\w.-]+', str(name)) is not None and not path.exists()
-            and not path.parent.is_dir() and path.parts[0] not in ('out', 'data', 'config'))
+    "Is this owner/name, as on the Hugging Face hub, and no path, nor a slip in one?"
+    first = str(name).partition('/')[0]
+    return (re.fullmatch(r'\w[\w.-]*/[\w.-]+', str(name)) is not None
+            and not Path(first).exists() and first not in ('out', 'data', 'config'))
 
 
-@functools.cache            # it asks the hub each time
-def from_hub(name):
-    "The local copy of a checkpoint on the hub, fetched if need be."
-    # each version of the package has names of its own for what went wrong
-    with refusing(Exception, why=lambda error: f'there is no {name} here, and the Hugging Face hub '
-                  f'did not give it ({type(error).__name__}): on a machine without a network or '
-                  'huggingface_hub, give the folder of a download'):
-        from huggingface_hub import snapshot_download
-        return Path(snapshot_download(str(name),
-                                      allow_patterns=['*.json', '*.safetensors', '*.jinja',
-                                                      *LICENCES]))
+def file_of(name, file):
+    "A file of a checkpoint, a folder or owner/name on the hub; None if it has no such file."
+    if not on_hub(name):
+        path = Path(name) / file
+        return path if path.exists() else None
+    from transformers.utils import cached_file
+    with refusing(OSError, why=lambda error: f'{name}: {str(error).splitlines()[0]}'):
+        path = cached_file(str(name), file, _raise_exceptions_for_missing_entries=False)
+        return path and Path(path)
 
 
 def local_folder(name):
-    "The folder of a checkpoint: as it is named, or fetched from the hub."
-    return Path(name) if Path(name).is_dir() else from_hub(name)
+    config = file_of(name, 'config.json')
+    return config.parent if config else Path(name)
 
 
 def copy_licence(source, target):
     "A licence that lies beside some weights goes with them."
-    folder = Path(source).parent if Path(source).is_file() else local_folder(source)
     for name in LICENCES:
-        if (folder / name).is_file():
-            replace(target / name, (folder / name).read_bytes())
+        if file := file_of(source, name):
+            replace(target / name, file.read_bytes())

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from nanodepth.common.errors import Refused, nearest, say
-from nanodepth.common.files import checkpoint_file, load_tensors, read_json, reading
-from nanodepth.common.whose import is_ours, local_folder, on_hub
+from nanodepth.common.files import checkpoint_file, read_json, read_run
+from nanodepth.common.whose import file_of, is_ours, on_hub
 from nanodepth.report.tables import run_names
 from nanodepth.text.tokenizer import fingerprint, get_tokenizer
 from nanodepth.training.checkpoint import load
@@ -22,12 +22,13 @@ def kind_of(path):
     file = checkpoint_file(path)
     if file.exists():
         return OURS
-    if on_hub(path) or (Path(path) / 'config.json').exists():
-        return read_json(local_folder(path) / 'config.json').get('model_type')
+    if config := file_of(path, 'config.json'):
+        return read_json(config).get('model_type')
     parent = Path(path).parent
     beside = [str(p) for p in (parent.iterdir() if parent.is_dir() else ()) if p != Path(path)
-              and (p.is_dir() or p.suffix == '.pt') and p.suffix != '.tmp']
-    raise Refused(f'there is no checkpoint at {path} (no {file}){nearest(path, beside)}')
+              and (p.is_dir() or p.suffix == '.pt')]
+    hub = ', and the hub did not give it' if on_hub(path) else ''
+    raise Refused(f'there is no checkpoint at {path} (no {file}){hub}{nearest(path, beside)}')
 
 
 def named_models(paths):
@@ -42,7 +43,7 @@ def state_of(path):
     "What a checkpoint says beside its weights; of a Hugging Face one nothing."
     if kind_of(path) != OURS:
         return {}
-    return load_tensors(checkpoint_file(path))
+    return read_run(path)
 
 
 def open_path(path, others=False):
@@ -52,14 +53,13 @@ def open_path(path, others=False):
     from nanodepth.models import authors        # noqa: F401 (a run may hold its Core)
     if state:
         try:
-            with reading(path):
-                model, state = load(path)
-        except Refused as error:        # such as a Span or a solver that nobody has brought
+            model, state = load(path)
+        except Refused as error:        # such as a Span or a solver that nobody has imported
             raise Refused(f'{path}: {error}') from None
     else:
         from nanodepth.models import hf, hf_recurrent       # a run of ours never needs them
         if kind_of(path) == hf_recurrent.FAMILY:
-            model = hf_recurrent.load_raven(local_folder(path))
+            model = hf_recurrent.load_raven(path)
         else:
             model = hf.load_hf(path, others)
     refuse_not_finite(model, path)

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import torch
 
 from nanodepth.common.errors import Refused, refusing
-from nanodepth.common.files import new_folder, reading, write_json
-from nanodepth.common.whose import is_ours, local_folder
+from nanodepth.common.files import new_folder, write_json
+from nanodepth.common.whose import is_ours
 from nanodepth.grow import untie
 from nanodepth.model import LM, ModelConfig, require, rope_tables, spans_in
 from nanodepth.text.tokenizer import generation_of, get_tokenizer, marks_of, write_tokenizer
@@ -59,7 +59,7 @@ def using_transformers(folder):
 def config_of(path):
     "A folder's config.json, as transformers has it."
     with using_transformers(path) as package:
-        return package.AutoConfig.from_pretrained(local_folder(path), trust_remote_code=False)
+        return package.AutoConfig.from_pretrained(path, trust_remote_code=False)
 
 
 # {what transformers calls a family: what our model has beside a Llama's}
@@ -127,7 +127,7 @@ def open_theirs(path, config=None, dtype='auto'):
         config.dtype = None         # what it says of the weights may not be true
         package.utils.logging.disable_progress_bar()
         model, report = package.AutoModelForCausalLM.from_pretrained(
-            local_folder(path), config=config, dtype=dtype, use_safetensors=True,
+            path, config=config, dtype=dtype, use_safetensors=True,
             output_loading_info=True, trust_remote_code=False)
     refuse_reported(path, report)
     return model
@@ -162,14 +162,14 @@ def load_hf(path, others=False):
         if others:
             return reading_forwards(open_theirs(path), path)
         raise Refused(f'{path} asks for {feature}, which is not supported here; nanodepth evaluate '
-                      'and sweep take any decoder of transformers, and nanodepth.looped what '
+                      'and sweep take any decoder of transformers, and nanodepth.wrapped what '
                       'load_model(path, others=True) opens')
     theirs = open_theirs(path, config)
     tensors, config = theirs.state_dict(), theirs.config        # which settles what it leaves open
     # a config may say that the head is tied, beside a head of its own
     head, embedding = theirs.get_output_embeddings(), theirs.get_input_embeddings()
     config.tie_word_embeddings = head.weight is embedding.weight
-    with reading(path), torch.device('meta'):       # no memory, no random numbers
+    with torch.device('meta'):       # no memory, no random numbers
         model = LM(model_config(config))
     model.load_state_dict({ours: tensors[their_name(ours)] for ours in model.state_dict()},
                           assign=True)

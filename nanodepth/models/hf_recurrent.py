@@ -12,7 +12,8 @@ from types import SimpleNamespace
 import torch
 
 from nanodepth.common.errors import Refused
-from nanodepth.common.files import read_json, reading
+from nanodepth.common.files import read_json
+from nanodepth.common.whose import file_of
 from nanodepth.model import LM, ModelConfig, rope_tables, rotate, spans_in
 from nanodepth.models import hf
 from nanodepth.models.authors import AUTHORS_STD, AuthorsCore, parts_of
@@ -57,61 +58,56 @@ DEFAULTS = dict(
 def load_raven(folder):
     """Their folder as a model of ours with a core. (They are the authors of "Teaching Pretrained
     Language Models to Think Deeper with Retrofitted Recurrence".)"""
-    path = folder / 'config.json'
+    path = file_of(folder, 'config.json')
     c = SimpleNamespace(**DEFAULTS | read_json(path))
     if c.rope_parameters and c.rope_parameters.get('rope_type') != 'default':
         c.rope_scaling = c.rope_parameters          # as transformers 5 calls it
     tensors = read_tensors(folder)
-    with reading(folder):
-        n_vocab = len(tensors['lm_head.weight'])
-    with reading(path):
-        refuse_foreign(c, path)
-        sizes = {part: getattr(c, theirs) for part, theirs in PARTS.items()}
-        config = ModelConfig(
-            vocab_size=n_vocab, n_layer=sum(sizes.values()),
-            n_embd=c.n_embd, n_head=c.n_heads, n_kv_head=c.num_key_value_heads,
-            head_dim=c.head_dim if c.first_state else None,
-            **{flag: getattr(c, flag) for flag in hf.FLAGS},
-            ffn_dim=c.intermediate_size, context=c.max_position_embeddings or c.block_size,
-            norm_eps=c.norm_eps, rope_theta=c.rope_theta or c.rope_base, tie_embeddings=False,
-            rope_scaling=hf.llama3(c.rope_scaling) if c.rope_scaling else None)
-        p, q = sizes['prelude'], sizes['prelude'] + sizes['core']
-        cut = c.init_values.get('cut', True)
-        with torch.device('meta'):      # no memory, no random numbers
-            model = LM(config)
-            core = AuthorsCore(range(p, q), c.mean_recurrence, c.mean_backprop_depth,
-                               start='authors' if cut else 'normal',
-                               fresh=c.first_state == 'fresh',
-                               state_std=c.init_values.get('std', AUTHORS_STD))
-            model.order = [*range(p), core, *range(q, config.n_layer)]
-            model.adapter = Adapter(config.n_embd)
+    n_vocab = len(tensors['lm_head.weight'])
+    refuse_foreign(c, path)
+    sizes = {part: getattr(c, theirs) for part, theirs in PARTS.items()}
+    config = ModelConfig(
+        vocab_size=n_vocab, n_layer=sum(sizes.values()),
+        n_embd=c.n_embd, n_head=c.n_heads, n_kv_head=c.num_key_value_heads,
+        head_dim=c.head_dim if c.first_state else None,
+        **{flag: getattr(c, flag) for flag in hf.FLAGS},
+        ffn_dim=c.intermediate_size, context=c.max_position_embeddings or c.block_size,
+        norm_eps=c.norm_eps, rope_theta=c.rope_theta or c.rope_base, tie_embeddings=False,
+        rope_scaling=hf.llama3(c.rope_scaling) if c.rope_scaling else None)
+    p, q = sizes['prelude'], sizes['prelude'] + sizes['core']
+    cut = c.init_values.get('cut', True)
+    with torch.device('meta'):      # no memory, no random numbers
+        model = LM(config)
+        core = AuthorsCore(range(p, q), c.mean_recurrence, c.mean_backprop_depth,
+                           start='authors' if cut else 'normal',
+                           fresh=c.first_state == 'fresh',
+                           state_std=c.init_values.get('std', AUTHORS_STD))
+        model.order = [*range(p), core, *range(q, config.n_layer)]
+        model.adapter = Adapter(config.n_embd)
     shapes = {name: t.shape for name, t in model.state_dict().items()}
-    with reading(folder):
-        tensors.pop('freqs_cis', None)
-        weights = {}
-        for theirs, ours in names_of(model).items():
-            # one matrix of theirs holds the rows of several of ours
-            rows = tensors.pop(theirs).split([shapes[name][0] for name in ours])
-            weights |= zip(ours, rows)
-        if tensors:
-            raise Refused(f'{folder}: {min(tensors)} has no place in this model')
-        model.load_state_dict(weights, assign=True)
+    tensors.pop('freqs_cis', None)
+    weights = {}
+    for theirs, ours in names_of(model).items():
+        # one matrix of theirs holds the rows of several of ours
+        rows = tensors.pop(theirs).split([shapes[name][0] for name in ours])
+        weights |= zip(ours, rows)
+    if tensors:
+        raise Refused(f'{folder}: {min(tensors)} has no place in this model')
+    model.load_state_dict(weights, assign=True)
     model.cos, model.sin = rope_tables(config)
     return model.eval()
 
 
-def read_tensors(folder):
+def read_tensors(path):
     "{their name: tensor} of a checkpoint, mapped from its files."
     from safetensors.torch import load_file
     names = ['model.safetensors']       # and no other file that may lie beside it
-    if not (folder / names[0]).exists():
-        index = folder / 'model.safetensors.index.json'
-        with reading(index):
-            names = sorted({Path(name).name for name in read_json(index)['weight_map'].values()})
+    if not file_of(path, names[0]):
+        index = read_json(file_of(path, 'model.safetensors.index.json'))
+        names = sorted({*index['weight_map'].values()})
     tensors = {}
-    for path in (folder / name for name in names):
-        with reading(path):
-            tensors |= load_file(path)
+    for name in names:
+        tensors |= load_file(file_of(path, name))
     return tensors
 
 

@@ -5,10 +5,10 @@ Usage: show(path, draw_runs, {'baseline': [log_of('out/baseline')]}, ['loss'])
 import itertools
 import math
 
-from nanodepth.common.files import fresh
 from nanodepth.report.contrasts import mean
 from nanodepth.report.logs import growths, measured
 from nanodepth.report.tables import beside, grouped, where
+from nanodepth.training.checkpoint import whole
 
 COLOURS = 9 * ['#3b6fb6', '#d1495b', '#2e8b57', '#e08e1b', '#7b5aa6', '#4f4f4f', '#17a2b8',
                '#c45ab3', '#8c6d31', '#9aa0a6']
@@ -19,8 +19,9 @@ def show(path, draw, *what):
     "Draw, and print where the picture is, or that matplotlib is missing."
     path = path if path.suffix in ('.png', '.pdf', '.svg') else beside(path, '.png')
     try:
-        with fresh(path) as file:
-            draw(*what).savefig(file, dpi=130, format=path.suffix[1:])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole(path) as new:
+            draw(*what).savefig(new, dpi=130, format=path.suffix[1:])
     except ImportError:
         print('no picture: matplotlib is not installed (pip install matplotlib)')
     else:

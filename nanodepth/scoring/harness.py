@@ -21,7 +21,7 @@ from transformers import AutoTokenizer
 
 from nanodepth import ROOT
 from nanodepth.common.errors import nearest, refusing, say
-from nanodepth.common.whose import is_ours, local_folder
+from nanodepth.common.whose import is_ours
 from nanodepth.model import Refused, require
 from nanodepth.report.contrasts import mean
 from nanodepth.report.tables import Score
@@ -81,7 +81,7 @@ class Ours(OptionsTogether, TemplateLM):
             self.begin, self.end = marks_of(file.parent, self.words)
         self.starts = getattr(self.words, 'starts', [self.end])
         if subject.asked.chat:
-            self.tokenizer = AutoTokenizer.from_pretrained(local_folder(self.path))
+            self.tokenizer = AutoTokenizer.from_pretrained(self.path)
             require(self.tokenizer.chat_template, f'{self.path} has no chat template: leave --chat')
 
     eot_token_id = property(lambda self: self.end)
@@ -162,7 +162,7 @@ def lm_scores(subject):
     if is_ours(subject.model):
         lm = Ours(subject)
     else:
-        words = AutoTokenizer.from_pretrained(local_folder(subject.path))
+        words = AutoTokenizer.from_pretrained(subject.path)
         lm = Theirs(subject.model, tokenizer=words, max_length=asked.max_length)
         lm.answer = subject.answer
     with refusing(AssertionError):

@@ -7,7 +7,8 @@ import random
 import string
 from dataclasses import dataclass
 
-from nanodepth.common.errors import Refused, check_choice
+from nanodepth.common.errors import check_choice
+from nanodepth.model import require
 from nanodepth.training.plan import seed_for
 
 
@@ -107,8 +108,7 @@ def toy_copy(rng, depth, n=8):
 
 
 def toy_assign(rng, depth, n=4):
-    if (depth + 1) * n > 26:
-        raise Refused(f'the toy has letters for depth {26 // n - 1} at most, not {depth}')
+    require((depth + 1) * n <= 26, f'the toy has letters for depth {26 // n - 1}, not {depth}')
     names = rng.sample(string.ascii_lowercase, (depth + 1) * n)
     return ask(rng, chain(rng, names, rng.sample(string.digits, n), depth), '{}{}', '?{}')
 
@@ -132,14 +132,10 @@ def few_shot(task, n, *, shots=5, depth=0, seed=0):
     The tasks are Saunshi et al.'s, as in "Do Depth-Grown Models Overcome the Curse of Depth?",
     appendix C, and "From Growing to Looping", section 5.1 and appendix D.1. These do not say which
     depths they average, so here each depth is a task of its own."""
-    tasks = TASKS | TOY_TASKS
-    check_choice('task', task, tasks)
-    make = tasks[task]
-    if shots < 0 or not 0 <= depth < 100 or n < 1:
-        raise Refused(f'shots={shots} must not be negative, depth={depth} 0 to 99, and n={n} at '
-                      'least 1')
-    examples = []
-    between = '' if task in TOY_TASKS else '\n\n'
+    check_choice('task', task, tasks := TASKS | TOY_TASKS)
+    require(shots >= 0 and 0 <= depth < 100 and n > 0, f'shots={shots} must not be negative, '
+            f'depth={depth} 0 to 99, and n={n} at least 1')
+    make, examples, between = tasks[task], [], '' if task in TOY_TASKS else '\n\n'
     for i in range(n):
         rng = random.Random(seed_for(seed, f'{task} at depth {depth}', i))
         prompt, options, right = make(rng, depth)

@@ -12,8 +12,8 @@ import numpy as np
 import tiktoken
 
 from nanodepth.common.errors import Refused, refusing
-from nanodepth.common.files import checkpoint_file, read_json, reading, replace, write_json
-from nanodepth.common.whose import from_hub, on_hub
+from nanodepth.common.files import checkpoint_file, read_json, replace, write_json
+from nanodepth.common.whose import file_of, on_hub
 
 END_OF_TEXT = '<|endoftext|>'
 TOKENIZER_FILES = ('tokenizer_config.json', 'special_tokens_map.json', 'generation_config.json',
@@ -50,7 +50,7 @@ def stands_for(name):
     if (path / 'run.json').exists():
         return str(read_json(path / 'run.json').get('tokenizer', name))
     if on_hub(name):
-        return from_hub(name) / 'tokenizer.json'
+        return file_of(name, 'tokenizer.json') or str(name)
     return path if path.is_file() else str(name)
 
 
@@ -83,8 +83,7 @@ class FromFile:
 
     def __init__(self, path):
         from tokenizers import Tokenizer
-        with reading(path):
-            self.inner = Tokenizer.from_file(str(path))
+        self.inner = Tokenizer.from_file(str(path))
         self.inner.no_truncation()
         self.inner.no_padding()
         self.name = path.name
