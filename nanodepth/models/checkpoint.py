@@ -57,9 +57,12 @@ def open_path(path, others=False):
         except Refused as error:        # such as a Span or a solver that nobody has imported
             raise Refused(f'{path}: {error}') from None
     else:
-        from nanodepth.models import hf, hf_recurrent       # a run of ours never needs them
-        if kind_of(path) == hf_recurrent.FAMILY:
-            model = hf_recurrent.load_raven(path)
+        from nanodepth.models import hf, joined, raven      # a run of ours never needs them
+        kind = kind_of(path)
+        if kind == raven.FAMILY:
+            model = raven.load_raven(path)
+        elif kind == joined.FAMILY:
+            model = joined.load_joined(path)
         else:
             model = hf.load_hf(path, others)
     refuse_not_finite(model, path)

@@ -1,0 +1,89 @@
+"""Models whose order has Spans, out and in: a Core, a Window, a class of your own. The folder has
+the weights under our names, the order in its config.json, and the book's own files joined into one,
+with which transformers opens it (trust_remote_code=True). Here no code of a folder is ever run.
+Usage: save_joined(model, 'out/hf', tokenizer='out/run')
+"""
+import ast
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+import nanodepth
+from nanodepth.common.files import read_json
+from nanodepth.common.whose import file_of
+from nanodepth.model import LM, ModelConfig, rope_tables, spans_in
+from nanodepth.models.hf import write_checkpoint
+from nanodepth.retrofit import Adapter, Add
+from nanodepth.training.checkpoint import defined_in, read_order, written
+from nanodepth.wrapper import SOLVERS, Window
+
+FAMILY = 'nanodepth'
+CODE = 'modeling_nanodepth'
+PARTS = 'model', 'loop', 'grow', 'retrofit', 'wrapper'
+
+
+def code(model):
+    """The book's files, those of other Spans and solvers that the model has, and joined_code.py:
+    as one."""
+    files = [nanodepth.file_of(name) for name in PARTS]
+    for span in spans_in(model.order):
+        files.append(where(type(span)))
+        if isinstance(span, Window):
+            files.append(Path(SOLVERS[span.solver].__code__.co_filename).resolve())
+    files.append(Path(__file__).with_name('joined_code.py'))
+    licence = (f'# nanodepth {nanodepth.__version__}: files of its book, joined, under the MIT '
+               'licence\n')
+    return licence + '\n\n'.join(map(alone, dict.fromkeys(files)))
+
+
+def where(kind):
+    "The file of a class."
+    file = Path(defined_in(kind))
+    return (file if file.is_file() else Path(sys.modules[kind.__module__].__file__)).resolve()
+
+
+def alone(file):
+    "A file without its imports of the book and what it does as a script."
+    text = file.read_text(encoding='utf-8')
+    lines = text.splitlines()
+    for node in ast.parse(text).body:
+        names = ([each.name for each in node.names] if isinstance(node, ast.Import) else
+                 [node.module] if isinstance(node, ast.ImportFrom) else [])
+        ours = {name.partition('.')[0] for name in names} & {'nanodepth', *nanodepth.BOOK}
+        is_script = isinstance(node, ast.If) and '__name__' in ast.unparse(node.test)
+        if ours or is_script:
+            lines[node.lineno - 1:node.end_lineno] = [None] * (node.end_lineno - node.lineno + 1)
+    return '\n'.join(line for line in lines if line is not None)
+
+
+def save_joined(model, folder, tokenizer=None, about=None):
+    "Write a model of ours, in any order of ours, as a folder that transformers opens by its code."
+    weights = {f'model.{name}': t for name, t in model.state_dict().items()
+               if name != 'head.weight' or not model.config.tie_embeddings}
+    write_checkpoint(model, folder, weights, dict(
+        model_type=FAMILY, architectures=['DepthForCausalLM'], lm=asdict(model.config),
+        order=written(model.order), adapter=type(model.adapter).__name__ if model.adapter else None,
+        auto_map=dict(AutoConfig=f'{CODE}.DepthConfig',
+                      AutoModelForCausalLM=f'{CODE}.DepthForCausalLM')),
+        tokenizer, {f'{CODE}.py': code(model)}, about)
+
+
+def load_joined(path):
+    from safetensors.torch import load_file
+    c = read_json(file_of(path, 'config.json'))
+    with torch.device('meta'):
+        model = LM(ModelConfig(**c['lm']))
+        if c['adapter']:
+            model.adapter = Adapter(model.config.n_embd) if c['adapter'] == 'Adapter' else Add()
+    model.order = read_order(c['order'])
+    weights = {name.removeprefix('model.'): t
+               for name, t in load_file(file_of(path, 'model.safetensors')).items()}
+    if model.config.tie_embeddings:
+        weights['head.weight'] = weights['embed.weight']
+    model.load_state_dict(weights, assign=True)
+    model.cos, model.sin = rope_tables(model.config)
+    if model.config.tie_embeddings:
+        model.head.weight = model.embed.weight
+    return model.eval()
