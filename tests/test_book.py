@@ -222,8 +222,7 @@ def test_a_config_with_the_authors_core_by_plain_train_py(data, tiny, tmp_path):
     "Its checkpoint holds an AuthorsCore. Made tiny, it begins, and is resumed to the bit."
     model = tiny(vocab_size=257, n_layer=4, context=16)
     parent = save_run(tmp_path / 'parent', model, data)
-    nanodepth('cut', [parent, '1-2-1', '--inject=authors', '--start=authors', '--fresh',
-                      '--recurrence=3', f'--out={tmp_path / "cut"}'])
+    nanodepth('cut', [parent, '1-2-1', '--authors', f'--out={tmp_path / "cut"}'])
     out = tmp_path / 'run'
     line = [sys.executable, ROOT / 'train.py', 'config/retrofit_llama32_curriculum.py',
             f'--init_from={tmp_path}/cut',

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from conftest import log_of, refused, same, save_run, state_of
 
 from nanodepth.__main__ import main as nanodepth
-from nanodepth.commands.cut import effective_params, params_of, scalable_start
 from nanodepth.common.errors import Refused
 from nanodepth.model import LM, ModelConfig, Pass
 from nanodepth.models.authors import AuthorsCore, authors_surgery, flops_paper, parts_of
@@ -49,13 +48,15 @@ def test_the_papers_cuts(fields, shape, parts, share, flops, effective, curricul
     with torch.device('meta'):
         parent = LM(ModelConfig(**fields))
         model = surgery(parent, shape)
-    assert params_of(model) == parts and model.adapter.weight.numel() == 8_388_608
+    layer = sum(p.numel() for p in model.layers[0].parameters())
+    prelude, core, coda = (len(part) * layer for part in parts_of(model))
+    assert (prelude, core, coda) == parts and model.adapter.weight.numel() == 8_388_608
     whole = sum(p.numel() for p in parent.layers.parameters())
     assert round(sum(parts) / whole, 3) == share
     head = 2 * model.config.vocab_size * 2048 + 2048
     assert model.num_params() == sum(parts) + 8_388_608 + head
     assert tuple(flops_paper(model, r) for r in (4, 8, 16, 32)) == flops
-    assert tuple(effective_params(model, r) for r in (4, 8, 16, 32)) == effective
+    assert tuple(prelude + r * core + coda for r in (4, 8, 16, 32)) == effective
     kept = sum(flops_paper(model, ramp(t, 47_684, 32, 0.25))
                for t in range(0, 47_684, 7)) / 6_812 / flops_paper(model, 32)
     assert kept == pytest.approx(curriculum, abs=5e-4)
@@ -258,7 +259,7 @@ def test_the_command(tiny, data, tmp_path, capsys):
     (base / 'LICENSE').write_text('Do as you like.')
     for name, more, layers in (
             ('late', [], [0, 1, 3, 4, 5]), ('lists', ['--layers=0,1/2,3/5'], [0, 1, 2, 3, 5]),
-            ('dense', ['--dense', '--layers=0,2/1,3/5', '--untie_head'], [0, 2, 1, 3, 5])):
+            ('dense', ['--dense', '--layers=0,2/1,3/5'], [0, 2, 1, 3, 5])):
         nanodepth('cut', [str(base), '2-2-1', f'--out={tmp_path / name}', *more])
         assert kept(tmp_path / name, parent) == layers, name
         assert state_of(tmp_path / name)['inherited_flops'] == 7
@@ -266,11 +267,12 @@ def test_the_command(tiny, data, tmp_path, capsys):
         assert (tmp_path / name / 'LICENSE').exists()
     dense, tokens = load_model(tmp_path / 'dense'), torch.arange(9)[None]
     assert torch.equal(dense(tokens), parent(tokens, order=[0, 2, 1, 3, 5]))
-    assert not dense.config.tie_embeddings and dense.head.weight is not dense.embed.weight
-    nanodepth('cut', [str(base / 'ckpt.pt'), '2-2-1', '--scratch', f'--out={tmp_path / "scratch"}'])
-    assert state_of(tmp_path / 'scratch')['inherited_flops'] == 0
-    assert not torch.equal(load_model(tmp_path / 'scratch').layers[0].attn.q.weight,
-                           parent.layers[0].attn.q.weight)
+    nanodepth('cut', [str(base), '2-2-1', '--authors', f'--out={tmp_path / "theirs"}'])
+    theirs = load_model(tmp_path / 'theirs')
+    assert theirs.order[2].settings() == dict(r=4, backprop_depth=8, start='authors',
+                                              state_std=None, fresh=True)
+    assert not theirs.config.tie_embeddings and theirs.head.weight is not theirs.embed.weight
+    assert theirs.adapter.weight.abs().max() < 1 / 8        # as torch begins it, and not as (0, 1)
     scaled = tiny(vocab_size=257, n_layer=6, context=16, ln_scaling=True)
     save_run(tmp_path / 'scaled', scaled, data)         # each layer keeps the scale of its depth
     for name, shape, more in (('all', '2-3-1', []), ('some', '1-2-1', ['--dense'])):
@@ -282,8 +284,6 @@ def test_the_command(tiny, data, tmp_path, capsys):
             x = run(x, [depth], depth)
         assert torch.allclose(load_model(tmp_path / 'some')(tokens), scaled.head(scaled.norm(x)),
                               atol=1e-5)
-    nanodepth('cut', [str(tmp_path / 'scaled'), '1-1-1', '--scratch', f'--out={tmp_path / "new"}'])
-    assert load_model(tmp_path / 'new').config.ln_scaling
     scaled.order = [0, 1, 1, 2, 3, 4, 5]
     looped = save_run(tmp_path / 'looped', scaled, data)
     assert 'runs each of its layers once' in refused(capsys, 'cut', looped, '1-1-1',
@@ -292,18 +292,6 @@ def test_the_command(tiny, data, tmp_path, capsys):
     assert 'does not say which tokenizer it reads' in refused(capsys, 'cut', base, '2-2-1',
                                                               f'--out={tmp_path / "no"}')
     assert not (tmp_path / 'no/ckpt.pt').exists()
-
-
-def test_a_start_from_scratch_by_width_and_unrolled_depth(tiny):
-    model = surgery(tiny(n_layer=3, n_embd=64, tie_embeddings=False, qkv_bias=True), '1-1-1', r=6)
-    scalable_start(model)
-    for name, p in model.named_parameters():
-        writes = name.endswith(('attn.o.weight', 'mlp.down.weight'))
-        std = math.sqrt(2 / (5 * 64)) / (math.sqrt(2 * 8) if writes else 1)
-        if p.dim() < 2:
-            assert (p == (not name.endswith('bias'))).all()
-        else:
-            assert p.std().item() == pytest.approx(1 if name == 'embed.weight' else std, rel=0.1)
 
 
 def test_what_no_core_does(tiny, tokens):

@@ -109,7 +109,8 @@ class DepthForCausalLM(PreTrainedModel, GenerationMixin):
                 num_items_in_batch=None, return_dict=True, **more):
         model = self.model
         asked = [name for name, value in more.items() if value is not None and value is not False]
-        require(not asked and return_dict, f'{asked or "return_dict=False"} is not known here')
+        require(not asked and return_dict is not False,
+                f'{asked or "return_dict=False"} is not known here')
         past_key_values = cache if past_key_values is None else past_key_values  # (a new name)
         if model.cos.numel() == 0 or model.cos.device != input_ids.device:
             model.cos, model.sin = (t.to(input_ids.device) for t in rope_tables(model.config))
