@@ -220,21 +220,17 @@ def numbers(model):
     return model.order
 
 
-def as_theirs(model):
-    "A model of ours, in the order in which it runs, as transformers' own of the same weights."
+def in_their_format(model):
+    "(tensors, config.json) of a model of ours in the order in which it runs, under their names."
     model = fold_scales(model) if model.config.ln_scaling else model
     own = model.state_dict()
     tensors = {theirs: own[ours] for ours, theirs in OUTSIDE.items()}
     for place, i in enumerate(numbers(model)):
         tensors |= {their_name(f'layers.{place}.{name}'): t
                     for name, t in model.layers[i].state_dict().items()}
-    with using_transformers('the model') as package, torch.device('meta'):
-        config = package.AutoConfig.for_model(**config_json(model.config, len(model.order)))
-        theirs = package.AutoModelForCausalLM.from_config(config)
-    theirs.load_state_dict(tensors, assign=True)
-    theirs.tie_weights()
-    theirs.model.rotary_emb = type(theirs.model.rotary_emb)(config).to(model.cos.device)
-    return theirs.eval()
+    if model.config.tie_embeddings:
+        tensors.pop('lm_head.weight')
+    return tensors, config_json(model.config, len(model.order))
 
 
 def fold_scales(model):
@@ -253,11 +249,7 @@ def save_hf(model, folder, tokenizer=None, about=None):
     """Write a checkpoint that transformers loads, with the same logits. The order is unrolled: a
     looped model becomes a deep one with equal layers. `tokenizer` is what get_tokenizer takes; its
     tokenizer.json is copied. `about`: {name: text} for the metadata of the weights' file."""
-    tensors = as_theirs(model).state_dict()
-    if model.config.tie_embeddings:
-        tensors.pop('lm_head.weight')
-    write_checkpoint(model, folder, tensors, config_json(model.config, len(model.order)),
-                     tokenizer, about=about)
+    write_checkpoint(model, folder, *in_their_format(model), tokenizer, about=about)
 
 
 def write_checkpoint(model, folder, tensors, config_json, tokenizer, files=None, about=None):
