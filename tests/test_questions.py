@@ -18,7 +18,9 @@ LINES = {
                              answer='A. cools ') for question in ('ice box ', *'abcdefghijkl')],
     'CommonsenseQA/validation': [dict(question='Where?', options='\nA. a\nB. b\nC. c\nD. d\nE. e',
                                       answer='E. e'), dict(question='Where?', options='\nA. a?',
-                                                           answer='A. a')],
+                                                           answer='A. a'),
+                                 dict(question='Two?', options='\nA. a\nB. b\nC. a',
+                                      answer='C. a')],       # not A, though it reads the same
     'OpenBookQA/test': [dict(question='Fog is ', options='A. wet\nB. dry\nC. hot\nD. red',
                              answer='B. dry')],
     'BoolQ/dev': [dict(question='is it', passage='It is.', answer='True')],
@@ -43,12 +45,14 @@ def test_rows_become_the_tasks_of_lm_eval(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text('\n'.join(map(json.dumps, rows)))
     prepare = runpy.run_path(str(ROOT / 'data/evals/questions/prepare.py'))
-    prepare['main']([f'--source={tmp_path}/data', f'--out={tmp_path}/tasks'])
+    prepare['main']([f'{tmp_path}/data', f'{tmp_path}/tasks'])
     manager = TaskManager(include_path=str(tmp_path / 'tasks'), include_defaults=False)
     for name, (prompt, answer) in WANTED.items():
         [task] = manager.load([f'questions_{name}'])['tasks'].values()
         doc, *others = task.test_docs()
-        assert len(others) == dict(piqa=12, nq_open=1).get(name, 0)
+        assert len(others) == dict(piqa=12, nq_open=1, commonsense_qa=1).get(name, 0)
+        if name == 'commonsense_qa':
+            assert others[0]['answerKey'] == 'C'
         assert task.doc_to_text(doc) == prompt, name
         target = task.doc_to_target(doc)
         if isinstance(target, int):
