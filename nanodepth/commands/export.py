@@ -40,6 +40,8 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 folder, file = sys.argv[1:]
 model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
 model.generation_config = GenerationConfig()
+if getattr(model, 'core', None):
+    model.core.fresh = False        # else no two forwards are equal
 tokens = torch.load(file)
 with torch.no_grad():
     logits = model(tokens).logits.float()
@@ -65,7 +67,7 @@ def main(argv):
             write(model, folder, options.run, dict(parent=Path(options.run).name, order=order))
             copy_licence(options.run, folder)
             if core := core_of(model):
-                core.fresh = False              # else no two forwards are equal
+                core.fresh = False              # as in there
             if not options.authors:
                 compare(model, folder, has_code)
     print(f'{options.target}: transformers.AutoModelForCausalLM.from_pretrained opens it'
