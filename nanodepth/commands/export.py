@@ -92,12 +92,13 @@ def compare(model, folder, has_code):
             require(done.returncode == 0, 'transformers does not open it: '
                     + (done.stderr.strip().splitlines() or ['?'])[-1])
             theirs, said = torch.load(file)
-        require(torch.equal(said, text) or ours.dtype != model.norm.weight.dtype,
-                f'transformers writes other text with it: {said.tolist()}, not {text.tolist()}')
     else:
         theirs = load_model(folder)(tokens).float()
     difference, largest = (theirs - ours).abs().max(), ours.abs().max()
     require(difference <= 1e-3 * largest, 'opened again, it is another model: its logits differ by '
             f'{difference:.2g}, so it was not kept')
+    if has_code and model.norm.weight.dtype == torch.float32:       # (rounded, two may be as likely)
+        require(torch.equal(said, text), f'transformers writes other text with it: {said.tolist()}, '
+                f'and not {text.tolist()}')
     print(f'opened again, its logits differ by at most {difference:.2g}; the largest is '
           f'{largest:.2g}')
