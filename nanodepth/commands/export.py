@@ -97,8 +97,8 @@ def compare(model, folder, has_code):
     difference, largest = (theirs - ours).abs().max(), ours.abs().max()
     require(difference <= 1e-3 * largest, 'opened again, it is another model: its logits differ by '
             f'{difference:.2g}, so it was not kept')
-    if has_code and model.norm.weight.dtype == torch.float32:       # (rounded, two may be as likely)
-        require(torch.equal(said, text), f'transformers writes other text with it: {said.tolist()}, '
-                f'and not {text.tolist()}')
+    if has_code and model.norm.weight.dtype == torch.float32:   # (rounded, two may be as likely)
+        require(torch.equal(said, text), 'transformers writes other text with it: '
+                f'{said.tolist()}, and not {text.tolist()}')
     print(f'opened again, its logits differ by at most {difference:.2g}; the largest is '
           f'{largest:.2g}')
