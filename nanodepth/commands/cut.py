@@ -97,5 +97,6 @@ def main(argv=None):
              published=math.isnan(cost_of(state)), config=state.get('config') or {},
              data=data_of(options.run, state))
         copy_licence(options.run, folder)
-    how = '' if options.dense or options.untie else ' --cut=none'
-    print(f'{target}: nanodepth train CONFIG --init_from={target}{how} goes on with it')
+    is_plain = options.dense or options.untie
+    how = 'CONFIG' if is_plain else 'config/retrofit.py --cut=none --data=...'
+    print(f'{target}: nanodepth train {how} --init_from={target} goes on with it')
