@@ -92,6 +92,7 @@ class Run:
     parents: list           # the Runs whose folders its line names
     flops: list             # the Run whose training FLOPs it has, if its line names one
     facts: list = None      # what it is made of
+    config: Config = None   # (its Spans are of classes that are known as long as it is there)
 
     def all_words(self):
         "(of --flops, when that is there from which the other run begins)"
@@ -148,7 +149,7 @@ def facts_of(run):
     """What a run is made of, in lines: its words, its data, the runs that it needs, and the files
     of the book, of its config and what that imports, and of a model from elsewhere."""
     files = {*map(nanodepth.file_of, nanodepth.BOOK)}
-    config = read(Config, run.words, files=files)
+    run.config = config = read(Config, run.words, files=files)
     words = [word for word in run.words if word.partition('=')[0].lstrip('-') not in FREE]
     facts = [f'words {shlex.join(words)}']
     parts = {other.name: other.facts for other in run.parents + run.flops}
