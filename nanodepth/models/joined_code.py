@@ -1,5 +1,5 @@
-"""For transformers. Above this stand files of nanodepth (the book), one after the other, whose names
-it uses. It makes of their LM, in any order and with Spans in it, a model that transformers opens:
+"""For transformers. Above this stand files of nanodepth (the book), one after the other. With their
+names it makes of their LM, in any order and with Spans in it, a model that transformers opens:
     model = AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
     model.generate(**text, num_steps=8)             # a Core runs eight times
 """
