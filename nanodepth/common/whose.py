@@ -43,11 +43,6 @@ def file_of(name, file):
         return path and Path(path)
 
 
-def local_folder(name):
-    config = file_of(name, 'config.json')
-    return config.parent if config else Path(name)
-
-
 def copy_licence(source, target):
     "A licence that lies beside some weights goes with them."
     for name in LICENCES:

@@ -6,14 +6,16 @@ from pathlib import Path
 
 import torch
 
-from nanodepth.common.errors import Refused, nearest, say
+from nanodepth.common.errors import Refused, nearest, refusing, say
 from nanodepth.common.files import checkpoint_file, read_json, read_run
 from nanodepth.common.whose import file_of, is_ours, on_hub
+from nanodepth.model import require
+from nanodepth.models import authors, hf, joined, raven     # noqa: F401 (a run may hold the first's)
 from nanodepth.report.tables import run_names
 from nanodepth.text.tokenizer import fingerprint, get_tokenizer
 from nanodepth.training.checkpoint import load
 
-OURS = 'nanodepth'      # the kind of what train.py has saved
+OURS = 'ours'       # the kind of what train.py has saved
 
 
 def kind_of(path):
@@ -41,39 +43,28 @@ def named_models(paths):
 
 def state_of(path):
     "What a checkpoint says beside its weights; of a Hugging Face one nothing."
-    if kind_of(path) != OURS:
-        return {}
-    return read_run(path)
+    return read_run(path) if kind_of(path) == OURS else {}
 
 
 def open_path(path, others=False):
     """(what a checkpoint says beside its weights, its model). With `others`, transformers' own of
     another family than ours."""
-    state = state_of(path)
-    from nanodepth.models import authors        # noqa: F401 (a run may hold its Core)
-    if state:
+    kind, state = kind_of(path), {}
+    if kind == OURS:
         try:
             model, state = load(path)
         except Refused as error:        # such as a Span or a solver that nobody has imported
             raise Refused(f'{path}: {error}') from None
+    elif kind == raven.FAMILY:
+        model = raven.load_raven(path)
+    elif kind == joined.FAMILY:
+        model = joined.load_joined(path)
     else:
-        from nanodepth.models import hf, joined, raven      # a run of ours never needs them
-        kind = kind_of(path)
-        if kind == raven.FAMILY:
-            model = raven.load_raven(path)
-        elif kind == joined.FAMILY:
-            model = joined.load_joined(path)
-        else:
-            model = hf.load_hf(path, others)
-    refuse_not_finite(model, path)
+        model = hf.load_hf(path, others)
+    for name, t in model.state_dict().items():          # its scores would look ordinary: chance
+        require(not t.is_floating_point() or t.is_meta or t.isfinite().all(),
+                f'{path}: {name} holds numbers that are not finite: it cannot be used')
     return state, model
-
-
-def refuse_not_finite(model, path):
-    "A weight that is not a number would still give ordinary scores: chance."
-    for name, t in model.state_dict().items():
-        if t.is_floating_point() and not t.is_meta and not torch.isfinite(t).all():
-            raise Refused(f'{path}: {name} holds numbers that are not finite: it cannot be used')
 
 
 def load_model(path, device='cpu', others=False):
@@ -87,11 +78,9 @@ def pick_device(name='auto'):
     if name == 'auto':
         name = ('cuda' if torch.cuda.is_available() else 'mps' if torch.backends.mps.is_available()
                 else 'cpu')
-    try:
+    with refusing(RuntimeError, AssertionError, NotImplementedError, why=lambda error:
+                  f'device={name!r} cannot be used: {str(error).splitlines()[0][:150]}'):
         torch.zeros(1, device=name).item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        why = str(error).splitlines()[0][:150]
-        raise Refused(f'device={name!r} cannot be used: {why}') from None
     # cuDNN plans every new shape for 30 ms: each token of a text
     torch.backends.cuda.enable_cudnn_sdp(False)
     return torch.device(name)
@@ -115,8 +104,7 @@ def open_any(path, device='cpu', dtype='auto', others=True):
                 p.data = p.data.to(wanted)
     elif wanted not in (None, stored):
         # it was computed in the type of the weights and would keep its rounding: Gemma's scale
-        from nanodepth.models.hf import open_theirs
-        model = open_theirs(path, dtype=wanted)
+        model = hf.open_theirs(path, dtype=wanted)
     return state, model.to(device).eval()
 
 

@@ -3,7 +3,6 @@ because it is our model under longer names. Any other family's model stays trans
 scored as a function from tokens to logits.
 Usage: model = load_hf('out/smollm2'); save_hf(model, 'out/hf', tokenizer='out/lidas')
 """
-import contextlib
 import inspect
 import math
 import os
@@ -11,16 +10,14 @@ from types import SimpleNamespace
 
 import torch
 
-from nanodepth.common.errors import Refused, refusing
+from nanodepth.common.errors import refusing
 from nanodepth.common.files import new_folder, write_json
 from nanodepth.common.whose import is_ours
 from nanodepth.grow import untie
 from nanodepth.model import LM, ModelConfig, require, rope_tables, spans_in
 from nanodepth.text.tokenizer import generation_of, get_tokenizer, marks_of, write_tokenizer
 
-# -------------------------------------------------------------------------------------------- names
-
-LAYER = {
+LAYER = {           # ours: theirs
     'attn_norm': 'input_layernorm', 'mlp_norm': 'post_attention_layernorm',
     **{f'attn.{x}': f'self_attn.{x}_proj' for x in 'qkvo'}, 'attn.q_norm': 'self_attn.q_norm',
     'attn.k_norm': 'self_attn.k_norm',
@@ -45,49 +42,29 @@ def their_name(ours):
     return f'model.layers.{i}.{LAYER[part]}.{ending}'
 
 
-# -------------------------------------------------------------------------------------- config.json
-
-@contextlib.contextmanager
-def using_transformers(folder):
-    "The package, to open a folder with in here: what goes wrong is a line."
-    import transformers
-    with refusing(Exception, why=lambda error: f'{folder}: transformers does not open it: '
-                  f'{type(error).__name__}: {" ".join(str(error).split())[:300]}'):
-        yield transformers
-
-
-def config_of(path):
-    "A folder's config.json, as transformers has it."
-    with using_transformers(path) as package:
-        return package.AutoConfig.from_pretrained(path, trust_remote_code=False)
-
-
 # {what transformers calls a family: what our model has beside a Llama's}
 FAMILIES = dict(qwen3=dict(qk_norm=True), qwen2=dict(qkv_bias=True), llama={})
 FLAGS = sorted({flag for has in FAMILIES.values() for flag in has})
 
 
 def lacking(c):
-    "What a config asks for that our model does not have, in words; None: nothing."
-    says = lambda name: getattr(c, name, None)
+    "What a config asks for that our model does not have, in words; or nothing."
     if c.model_type not in FAMILIES:
         return f'the family {c.model_type!r} (known: {", ".join(sorted(FAMILIES))})'
+    says = lambda name: getattr(c, name, None)
     rope = c.rope_parameters or {}
     kind = rope.get('rope_type', 'default')
-    for lacks, feature in (
-            (says('is_causal') is False, 'attention in both directions'),
-            (says('attention_bias') or says('mlp_bias'), 'linear layers with a bias'),
-            (says('use_sliding_window') or {*(says('layer_types') or ['full_attention'])}
-             != {'full_attention'}, 'attention over a sliding window'),
-            (c.hidden_act != 'silu', f'the activation {c.hidden_act!r} (known: silu)'),
-            (says('quantization_config'), 'quantized weights'),
-            (kind not in ('default', 'llama3'),
-             f'rope scaling of the kind {kind!r} (known: llama3)'),
-            (rope.get('partial_rotary_factor') not in (None, 1),
-             'rotary positions on a part of each head')):
-        if lacks:
-            return feature
-    return None
+    asks = {'attention in both directions': says('is_causal') is False,
+            'linear layers with a bias': says('attention_bias') or says('mlp_bias'),
+            'attention over a sliding window': says('use_sliding_window')
+            or {*(says('layer_types') or ['full_attention'])} != {'full_attention'},
+            f'the activation {c.hidden_act!r} (known: silu)': c.hidden_act != 'silu',
+            'quantized weights': says('quantization_config'),
+            f'rope scaling of the kind {kind!r} (known: llama3)':
+            kind not in ('default', 'llama3'),
+            'rotary positions on a part of each head':
+            rope.get('partial_rotary_factor') not in (None, 1)}
+    return ', '.join(feature for feature, it_does in asks.items() if it_does)
 
 
 def llama3(rope):
@@ -119,18 +96,34 @@ def config_json(config, depth):
 
 # ---------------------------------------------------------------------------------------------- in
 
+def not_opened(path):
+    "In here what goes wrong in transformers is a line."
+    return refusing(Exception, why=lambda error: f'{path}: transformers does not open it: '
+                    f'{type(error).__name__}: {" ".join(str(error).split())[:300]}')
+
+
+def config_of(path):
+    "A folder's config.json, as transformers has it."
+    from transformers import AutoConfig
+    with not_opened(path):
+        return AutoConfig.from_pretrained(path, trust_remote_code=False)
+
+
 def open_theirs(path, config=None, dtype='auto'):
     """transformers' own model of a folder; auto: in the type in which its weights are stored. They
     are read from safetensors only."""
-    with using_transformers(path) as package:
-        config = config or config_of(path)
-        config.dtype = None         # what it says of the weights may not be true
-        package.utils.logging.disable_progress_bar()
-        model, report = package.AutoModelForCausalLM.from_pretrained(
+    from transformers import AutoModelForCausalLM, utils
+    config = config or config_of(path)
+    config.dtype = None         # what it says of the weights may not be true
+    utils.logging.disable_progress_bar()
+    with not_opened(path):
+        model, report = AutoModelForCausalLM.from_pretrained(
             path, config=config, dtype=dtype, use_safetensors=True,
             output_loading_info=True, trust_remote_code=False)
-    refuse_reported(path, report)
-    return model
+    for kind in ('missing_keys', 'unexpected_keys', 'mismatched_keys'):     # else they are random
+        require(not report[kind], f'{path}: transformers reports {kind.replace("_", " ")}: '
+                f'{", ".join(map(str, sorted(report[kind])[:3]))}')
+    return model.eval()
 
 
 @torch.no_grad()
@@ -138,32 +131,22 @@ def reading_forwards(model, path):
     "Another family's model, if no token sees those after it: BERT's do."
     tokens = torch.arange(1, 5, device=model.device)[None]
     changed = torch.cat((tokens[:, :3], tokens[:, :1]), dim=1)
-    model.eval()
     a, b = (model(each, use_cache=False).logits[:, :3].float() for each in (tokens, changed))
-    if (a - b).abs().max() > 1e-3 * a.abs().max():
-        raise Refused(f'{path}: {type(model).__name__} reads ahead, because a later token changes '
-                      'what it says of earlier ones: it is no model that reads from left to right')
+    require((a - b).abs().max() <= 1e-3 * a.abs().max(), f'{path}: {type(model).__name__} reads '
+            'ahead: a later token changes what it says of earlier ones')
     return model
-
-
-def refuse_reported(path, report):
-    "Weights that transformers could not place would be random, or not those of this model."
-    for kind in ('missing_keys', 'unexpected_keys', 'mismatched_keys'):
-        if report.get(kind):
-            raise Refused(f'{path}: transformers reports {kind.replace("_", " ")}: '
-                          f'{", ".join(map(str, sorted(report[kind])[:3]))}')
 
 
 def load_hf(path, others=False):
     """A Hugging Face checkpoint, a folder or a name on the hub: a Llama or Qwen as an LM. With
     `others`, of any other family the model of transformers."""
     config = config_of(path)
-    if feature := lacking(config):
-        if others:
-            return reading_forwards(open_theirs(path), path)
-        raise Refused(f'{path} asks for {feature}, which is not supported here; nanodepth evaluate '
-                      'and sweep take any decoder of transformers, and nanodepth.wrapped what '
-                      'load_model(path, others=True) opens')
+    lacks = lacking(config)
+    if lacks and others:
+        return reading_forwards(open_theirs(path), path)
+    require(not lacks, f'{path} asks for {lacks}, which is not supported here; nanodepth evaluate '
+            'and sweep take any decoder of transformers, and nanodepth.wrapped what '
+            'load_model(path, others=True) opens')
     theirs = open_theirs(path, config)
     tensors, config = theirs.state_dict(), theirs.config        # which settles what it leaves open
     # a config may say that the head is tied, beside a head of its own
@@ -171,8 +154,12 @@ def load_hf(path, others=False):
     config.tie_word_embeddings = head.weight is embedding.weight
     with torch.device('meta'):       # no memory, no random numbers
         model = LM(model_config(config))
-    model.load_state_dict({ours: tensors[their_name(ours)] for ours in model.state_dict()},
-                          assign=True)
+    return filled(model, {ours: tensors[their_name(ours)] for ours in model.state_dict()})
+
+
+def filled(model, weights):
+    "A model that was made without memory, with its weights."
+    model.load_state_dict(weights, assign=True)
     model.cos, model.sin = rope_tables(model.config)
     if model.config.tie_embeddings:
         model.head.weight = model.embed.weight
@@ -211,21 +198,14 @@ class Hooked:
 
 # ---------------------------------------------------------------------------------------------- out
 
-def numbers(model):
-    "The order of a model that is layers alone: a family of transformers has no more."
-    if steps := spans_in(model.order):
-        raise Refused(f'{steps[0]} runs layers in a way that no family of transformers knows: '
-                      'save_hf writes ordinary and looped models, and nanodepth export also those '
-                      'with a recurrent core')
-    return model.order
-
-
 def in_their_format(model):
     "(tensors, config.json) of a model of ours in the order in which it runs, under their names."
+    require(not spans_in(model.order), f'{model.order} runs layers in a way that no family of '
+            'transformers knows: nanodepth export writes it, too')
     model = fold_scales(model) if model.config.ln_scaling else model
     own = model.state_dict()
     tensors = {theirs: own[ours] for ours, theirs in OUTSIDE.items()}
-    for place, i in enumerate(numbers(model)):
+    for place, i in enumerate(model.order):
         tensors |= {their_name(f'layers.{place}.{name}'): t
                     for name, t in model.layers[i].state_dict().items()}
     if model.config.tie_embeddings:
@@ -236,7 +216,7 @@ def in_their_format(model):
 def fold_scales(model):
     """An LN-scaled model as an ordinary one: each layer takes its depth's scale into its norms, and
     keeps it wherever an order puts it."""
-    free = untie(model, numbers(model))
+    free = untie(model, model.order)
     for depth, layer in enumerate(free.layers):
         for norm in (layer.attn_norm, layer.mlp_norm):
             scale = torch.tensor(depth + 1.0).rsqrt()

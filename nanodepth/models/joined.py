@@ -13,8 +13,8 @@ import torch
 import nanodepth
 from nanodepth.common.files import read_json
 from nanodepth.common.whose import file_of
-from nanodepth.model import LM, ModelConfig, rope_tables, spans_in
-from nanodepth.models.hf import write_checkpoint
+from nanodepth.model import LM, ModelConfig, spans_in
+from nanodepth.models.hf import filled, write_checkpoint
 from nanodepth.retrofit import Adapter, Add
 from nanodepth.training.checkpoint import defined_in, read_order, written
 from nanodepth.wrapper import SOLVERS, Window
@@ -82,8 +82,4 @@ def load_joined(path):
                for name, t in load_file(file_of(path, 'model.safetensors')).items()}
     if model.config.tie_embeddings:
         weights['head.weight'] = weights['embed.weight']
-    model.load_state_dict(weights, assign=True)
-    model.cos, model.sin = rope_tables(model.config)
-    if model.config.tie_embeddings:
-        model.head.weight = model.embed.weight
-    return model.eval()
+    return filled(model, weights)

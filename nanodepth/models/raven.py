@@ -11,9 +11,9 @@ import torch
 
 from nanodepth.common.files import read_json
 from nanodepth.common.whose import file_of
-from nanodepth.model import LM, ModelConfig, require, rope_tables, spans_in
+from nanodepth.model import LM, ModelConfig, require, spans_in
 from nanodepth.models.authors import AUTHORS_STD, AuthorsCore, parts_of
-from nanodepth.models.hf import llama3, write_checkpoint
+from nanodepth.models.hf import filled, llama3, write_checkpoint
 from nanodepth.retrofit import Adapter, Core, core_of
 
 FAMILY = 'huginn_raven'
@@ -75,9 +75,7 @@ def load_raven(path):
         # one matrix of theirs holds the rows of several of ours
         weights |= zip(ours, tensors.pop(theirs).split([rows[name] for name in ours]))
     require(not tensors, f'{path}: {min(tensors, default="")} has no place in this model')
-    model.load_state_dict(weights, assign=True)
-    model.cos, model.sin = rope_tables(config)
-    return model.eval()
+    return filled(model, weights)
 
 
 def read_tensors(path):

@@ -13,9 +13,6 @@ from nanodepth.common.files import replace
 from nanodepth.model import require
 from nanodepth.report.contrasts import error_of, interval, mean, p_of, verdict
 
-# What rows of numbers have beside the kinds of answers, which therefore have other names.
-TAKEN = {'loss', 'val_loss', 'step', 'steps', 'tokens', 'flops', 'seconds', 'minutes', 'seed',
-         'seeds', 'run', 'layers', 'lr'}
 PLAIN = 'as it is'          # the way of a model that nothing changes
 
 

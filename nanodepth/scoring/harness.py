@@ -27,7 +27,7 @@ from nanodepth.report.contrasts import mean
 from nanodepth.report.tables import Score
 from nanodepth.scoring.likelihoods import likelihoods
 from nanodepth.text.primitives import TASKS, TOY_TASKS
-from nanodepth.text.tokenizer import END_OF_TEXT, generation_of, marks_of, tokenizer_file
+from nanodepth.text.tokenizer import END_OF_TEXT, beside, generation_of, marks_of
 
 EVALS = ROOT / 'data/evals'
 # {name of a list: [(task, shots or None for the task's own, metric or None for its first)]}
@@ -76,9 +76,8 @@ class Ours(OptionsTogether, TemplateLM):
         self.begin = self.end = None        # the tokens by which a text begins and ends
         if END_OF_TEXT in self.words.special_tokens_set:
             self.begin = self.end = self.words.encode_single_token(END_OF_TEXT)
-        file = tokenizer_file(self.path)
-        if file and file.with_name('tokenizer_config.json').exists():
-            self.begin, self.end = marks_of(file.parent, self.words)
+        if beside(self.path, 'tokenizer_config.json'):
+            self.begin, self.end = marks_of(self.path, self.words)
         self.starts = getattr(self.words, 'starts', [self.end])
         if subject.asked.chat:
             self.tokenizer = AutoTokenizer.from_pretrained(self.path)

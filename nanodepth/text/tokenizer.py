@@ -14,10 +14,11 @@ import tiktoken
 from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.files import checkpoint_file, read_json, replace, write_json
 from nanodepth.common.whose import file_of, on_hub
+from nanodepth.model import require
 
 END_OF_TEXT = '<|endoftext|>'
-TOKENIZER_FILES = ('tokenizer_config.json', 'special_tokens_map.json', 'generation_config.json',
-                   'chat_template.jinja', 'tokenizer.json')
+BESIDE = ('tokenizer_config.json', 'special_tokens_map.json', 'generation_config.json',
+          'chat_template.jinja')
 ODD = """Text -> tokens: bytes, words (12 of 345), [lists] and `code` that don't
 	if x == 3141.59:\r\n    return 'ä東🙂'  # don't  """
 
@@ -107,36 +108,22 @@ class FromFile:
         return self.inner.decode(list(tokens), skip_special_tokens=False)
 
 
-def as_tokenizers(encoding, name):
+def as_tokenizers(encoding):
     """A tiktoken Encoding as a Tokenizer of the `tokenizers` package. A text begins with the end of
     the one before, as our documents do."""
-    import tokenizers
-    from tokenizers import pre_tokenizers, processors
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-    ranks, special = encoding._mergeable_ranks, encoding._special_tokens
-    letters = bytes_to_unicode()
-    spelled = {token: ''.join(letters[byte] for byte in token) for token in ranks}
-    merges = []             # of each token, by its rank, all pairs that make it
-    for token in sorted(ranks, key=ranks.get):
-        pairs = [(token[:i], token[i:]) for i in range(1, len(token))]
-        known = [(ranks[a], ranks[b], a, b) for a, b in pairs if a in ranks and b in ranks]
-        merges += [(spelled[a], spelled[b]) for *_, a, b in sorted(known)]
-    vocab = {spelled[token]: rank for token, rank in ranks.items()}
-    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, merges, ignore_merges=True))
-    made.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(tokenizers.Regex(encoding._pat_str), 'isolated'),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-    made.decoder = tokenizers.decoders.ByteLevel()
-    made.add_special_tokens([tokenizers.AddedToken(token, normalized=False, special=True)
-                             for token in sorted(special, key=special.get)])
-    if END_OF_TEXT in special:
-        made.post_processor = processors.TemplateProcessing(
-            single=f'{END_OF_TEXT} $A', pair=f'{END_OF_TEXT} $A $B',
-            special_tokens=[(END_OF_TEXT, special[END_OF_TEXT])])
-    same_ids = all(made.token_to_id(token) == i for token, i in special.items())
-    if not same_ids or made.encode(ODD, add_special_tokens=False).ids != encoding.encode(ODD):
-        raise Refused(f'the tokenizer {name!r} cannot be written as a tokenizer.json: it would '
-                      'give other tokens')
+    from tokenizers.processors import TemplateProcessing
+    from transformers.convert_slow_tokenizer import TikTokenConverter
+    special = encoding._special_tokens
+    converter = TikTokenConverter(pattern=encoding._pat_str,
+                                  extra_special_tokens=sorted(special, key=special.get))
+    converter.load_tiktoken_bpe = lambda _: encoding._mergeable_ranks       # else of a file
+    made = converter.converted()
+    made.post_processor = TemplateProcessing(
+        single=f'{END_OF_TEXT} $A', pair=f'{END_OF_TEXT} $A $B',
+        special_tokens=[(END_OF_TEXT, special[END_OF_TEXT])])
+    require(made.encode(ODD, add_special_tokens=False).ids == encoding.encode(ODD)
+            and all(made.token_to_id(token) == i for token, i in special.items()),
+            f'the tokenizer {encoding.name} would give other tokens as a tokenizer.json')
     return made
 
 
@@ -165,17 +152,6 @@ def start_of_document(tokenizer):
     return [tokenizer.encode_single_token(END_OF_TEXT)] if known else []
 
 
-def marks_of(folder, tokenizer):
-    "The tokens by which a text begins and ends, as far as the folder's tokenizer has such."
-    config, tokens = read_json(folder / 'tokenizer_config.json'), []
-    for mark in ('bos_token', 'eos_token'):
-        token = config.get(mark)
-        token = token.get('content') if isinstance(token, dict) else token
-        tokens.append(tokenizer.encode_single_token(token)
-                      if token in tokenizer.special_tokens_set else None)
-    return tokens
-
-
 def readable(tokenizer, tokens):
     "Tokens as text; a model may have more ids than its tokenizer, as padding."
     return tokenizer.decode([token for token in tokens if token < tokenizer.n_vocab])
@@ -184,27 +160,43 @@ def readable(tokenizer, tokens):
 def generation_of(name):
     """What stands beside a tokenizer of how text is generated, such as the tokens that end it: as
     transformers reads it, by config.json where there is no other file."""
-    file = tokenizer_file(name)
-    names = ('generation_config.json', 'config.json') if file else ()
-    path = next((file.with_name(each) for each in names if file.with_name(each).exists()), None)
-    return read_json(path) if path else {}
+    return beside(name, 'generation_config.json') or beside(name, 'config.json')
+
+
+def beside(name, file):
+    "A JSON file that stands beside a tokenizer, read, or {}."
+    path = tokenizer_file(name)
+    return read_json(path.with_name(file)) if path and path.with_name(file).exists() else {}
+
+
+def marks_of(name, tokenizer):
+    "The tokens by which a text begins and ends, as far as a name's tokenizer has such."
+    config, tokens = beside(name, 'tokenizer_config.json'), []
+    for mark in ('bos_token', 'eos_token'):
+        token = config.get(mark)
+        token = token.get('content') if isinstance(token, dict) else token
+        tokens.append(tokenizer.encode_single_token(token)
+                      if token in tokenizer.special_tokens_set else None)
+    return tokens
 
 
 def copy_tokenizer(name, folder):
     "The files of a tokenizer that has files, into another folder; returns whether it has."
     file, folder = tokenizer_file(name), Path(folder)
-    if file and file.parent.resolve() != folder.resolve():
-        if file.name == 'tokenizer.json':       # else what stands beside it may be of another one
-            for other in TOKENIZER_FILES:
-                if (file.parent / other).exists():
-                    replace(folder / other, (file.parent / other).read_bytes())
+    if file is None or file.parent.resolve() == folder.resolve():
+        return file is not None
+    replace(folder / 'tokenizer.json', file.read_bytes())
+    if file.name == 'tokenizer.json':       # else what stands beside it may be of another one
+        for other in BESIDE:
+            if file.with_name(other).exists():
+                replace(folder / other, file.with_name(other).read_bytes())
+        if not file.with_name('generation_config.json').exists():
             asks = generation_of(file)
-            ids = {name: asks[name] for name in ('bos_token_id', 'eos_token_id', 'pad_token_id')
-                   if asks.get(name) is not None}
-            if ids and not (file.parent / 'generation_config.json').exists():
+            ids = {mark: asks[mark] for mark in ('bos_token_id', 'eos_token_id', 'pad_token_id')
+                   if asks.get(mark) is not None}
+            if ids:
                 write_json(folder / 'generation_config.json', ids)
-        replace(folder / 'tokenizer.json', file.read_bytes())
-    return file is not None
+    return True
 
 
 def keep_tokenizer(source, folder):
@@ -221,19 +213,15 @@ def keep_tokenizer(source, folder):
 def write_tokenizer(name, folder, context):
     """The tokenizer of that name as files that transformers opens: its own, if it has them, or an
     Encoding written as one."""
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    has_files = copy_tokenizer(name, folder)
-    config = Path(folder) / 'tokenizer_config.json'
-    is_whole = has_files and config.exists()
+    from transformers import PreTrainedTokenizerFast
+    has_files, config = copy_tokenizer(name, folder), Path(folder) / 'tokenizer_config.json'
+    is_whole = config.exists()
     if not is_whole:
-        from transformers import PreTrainedTokenizerFast
-        made = (dict(tokenizer_file=str(tokenizer_file(name))) if has_files
-                else dict(tokenizer_object=as_tokenizers(get_tokenizer(name), name)))
-        end = END_OF_TEXT if END_OF_TEXT in get_tokenizer(name).special_tokens_set else None
-        tokenizer = PreTrainedTokenizerFast(**made, bos_token=end, eos_token=end,
-                                            model_max_length=context,
-                                            clean_up_tokenization_spaces=False)
-        tokenizer.save_pretrained(folder)
+        own = get_tokenizer(name)
+        end = END_OF_TEXT if END_OF_TEXT in own.special_tokens_set else None
+        PreTrainedTokenizerFast(tokenizer_object=own.inner if has_files else as_tokenizers(own),
+                                bos_token=end, eos_token=end, model_max_length=context,
+                                clean_up_tokenization_spaces=False).save_pretrained(folder)
     if not is_whole or checkpoint_file(name).exists():
         # a run has read tokenizer.json, of which other classes, or code, change the rules.
         # (transformers 4 knows this one by no other name, and gives more than its models take.)
