@@ -21,7 +21,6 @@ Usage:
     python retrofit.py 2-2-2 8              # the parts of eight layers, and what r costs
     python train.py config/retrofit.py      # init_from = 'out/baseline', cut = '2-2-2'
 """
-import functools
 import math
 import re
 import sys
@@ -78,13 +77,18 @@ class Core(Span):
         place alone, so that neither a cache nor the other rows of a batch change it."""
         B, T, C = e.shape
         if self.generators:
-            s = torch.stack([torch.randn(T, C, generator=each, device=each.device)
-                             for each in self.generators])
-        else:
+            s = torch.stack([self.noise((T, C), each) for each in self.generators])
+        else:                   # blocks of 64 places, each by a seed of its own
             blocks = range(run.start // 64, (run.start + T - 1) // 64 + 1)
-            s = torch.cat([noise_of_block(i, C, e.device) for i in blocks])
+            s = torch.cat([self.noise((64, C), torch.Generator().manual_seed(i)) for i in blocks])
             s = s[run.start % 64:][:T]                                          # (T, C)
-        return (s.to(e) * math.sqrt(2 / (5 * C))).expand(B, T, C)       # (the authors' std)
+        return (s.to(e) * self.std(C)).expand(B, T, C)
+
+    def noise(self, shape, generator):
+        return torch.randn(shape, generator=generator, device=generator.device)
+
+    def std(self, width):
+        return math.sqrt(2 / (5 * width))               # (the authors')
 
     def unrolled(self):
         return unrolled(self.items) * self.r
@@ -95,12 +99,6 @@ class Core(Span):
         of_run += 6 * sum(p.numel() for p in model.adapter.parameters())
         with_gradient = min(self.r, self.backprop_depth)
         return with_gradient * of_run + (self.r - with_gradient) * (of_run // 3)
-
-
-@functools.lru_cache(maxsize=64)
-def noise_of_block(i, width, device):
-    "The noise of the places 64 i to 64 i + 63 of any text: (64, width)."
-    return torch.randn(64, width, generator=torch.Generator().manual_seed(i)).to(device)
 
 
 def core_of(model):

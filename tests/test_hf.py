@@ -473,8 +473,7 @@ def test_a_name_in_a_config_json_that_is_no_span_is_refused(tiny, tmp_path):
 
 def test_an_export_that_is_another_model_is_none(tiny, tmp_path, capsys, monkeypatch):
     "Opened again it has other logits, or its code writes other text; or it was killed."
-    core = save_run(tmp_path / 'core', authors_surgery(     # with other noise in each forward
-        tiny(vocab_size=257, n_layer=5), '1-2-1', fresh=True))
+    core = save_run(tmp_path / 'core', authors_surgery(tiny(vocab_size=257, n_layer=5), '1-2-1'))
     run = save_run(tmp_path / 'run', tiny(vocab_size=257))
     for parent in (core, run):
         nanodepth('export', [parent, f'{parent}-good', '--dtype=bfloat16'])

@@ -14,8 +14,7 @@ from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import probe as page
 from nanodepth.grow import lidas, untie
 from nanodepth.probe import block_similarity, depth_score, future_effects, residual_norms
-from nanodepth.model import Pass, Refused
-from nanodepth.models.authors import AuthorsCore
+from nanodepth.model import Pass, Refused, Span
 from nanodepth.retrofit import surgery
 from nanodepth.wrapper import wrapped
 from nanodepth.training.loader import Loader
@@ -180,11 +179,13 @@ def test_sweeps_over_orders(tiny):
 
 
 def test_where_there_is_no_one_effect_of_a_layer(tiny):
-    "A Window has no one update; behind an adapter is no sum of them; fresh noise has effects, too."
+    "A Window has no one update; behind an adapter is no sum of them; noise has effects, too."
     model, t = tiny(), tokens()
     recurrent = surgery(model, '1-2-1', r=2)
-    fresh = surgery(model, '1-2-1', r=2, kind=AuthorsCore, fresh=True)
-    torch.nn.init.normal_(fresh.adapter.weight, std=0.2)
+    class Draws(Span):
+        def __call__(self, run, x):
+            return run(x + torch.randn_like(x), self.items)
+
     for look in (depth_score, future_effects, residual_norms):
         with wrapped(model, (1, 2)), pytest.raises(Refused, match='each depth runs once'):
             look(model, t)
@@ -192,7 +193,7 @@ def test_where_there_is_no_one_effect_of_a_layer(tiny):
         future_effects(recurrent, t, propagate=False)
     for look in (depth_score, future_effects):
         with pytest.raises(Refused, match='two forwards of this model differ'):
-            look(fresh, t)
+            look(tiny(order=[0, Draws([1, 2]), 3]), t)
     for boundary in (8, -1):            # a boundary has tokens behind it
         with pytest.raises(Refused, match='of 9 tokens stands after each boundary'):
             depth_score(model, t, boundaries=[boundary])

@@ -178,17 +178,6 @@ def test_first_state_in_blocks_of_64_places():
         assert torch.equal(piece, whole[start:start + T])
 
 
-def test_first_state_is_fresh_in_each_forward():
-    "By torch's own generator, which train.py seeds in each step and measurement."
-    def fresh():
-        torch.manual_seed(0)
-        core, run = AuthorsCore([0], fresh=True), SimpleNamespace(start=0)
-        return [core.first_state(run, torch.zeros(1, 4, 32)) for _ in range(3)]
-    first, again = fresh(), fresh()
-    assert all(map(torch.equal, first, again))
-    assert not torch.equal(first[0], first[1]) and not torch.equal(first[1], first[2])
-
-
 def test_authors_adapter_begins_as_torch_begins_one(tiny):
     torch.manual_seed(3)
     model = authors_surgery(tiny(), '1-2-1')
@@ -270,7 +259,7 @@ def test_the_command(tiny, data, tmp_path, capsys):
     nanodepth('cut', [str(base), '2-2-1', '--authors', f'--out={tmp_path / "theirs"}'])
     theirs = load_model(tmp_path / 'theirs')
     assert theirs.order[2].settings() == dict(r=4, backprop_depth=8, start='authors',
-                                              state_std=None, fresh=True)
+                                              state_std=None)
     assert not theirs.config.tie_embeddings and theirs.head.weight is not theirs.embed.weight
     assert theirs.adapter.weight.abs().max() < 1 / 8        # as torch begins it, and not as (0, 1)
     scaled = tiny(vocab_size=257, n_layer=6, context=16, ln_scaling=True)

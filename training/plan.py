@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from grow import Stage, growth_plan
+from grow import GROWTH, Stage, growth_plan
 from loop import fit_loop
 from model import ModelConfig, Span, require
 from retrofit import ramp, sample_recurrence
@@ -51,7 +51,7 @@ class Config:
     muon_scaling: Literal['match_rms_adamw', 'original'] = 'match_rms_adamw'    # of Muon's steps
     dtype: Literal['auto', 'float32', 'bfloat16'] = 'auto'      # auto: bfloat16 on GPUs fast at it
     # growing, by an operator of grow.py or a function like them; None: full depth at once
-    grow: Literal['midas', 'lidas', 'stack', 'double'] | Callable | None = None
+    grow: Literal[*GROWTH] | Callable | None = None
     grow_block: int = 2                 # the layers that a growth adds (`double` adds all)
     grow_from: int | None = None        # layers to begin with; None: a block. init_from: its own
     grow_alpha: float = 1.0             # stage i gets a share i^alpha of the steps before the decay

@@ -67,7 +67,7 @@ def operate(options, parent):
         parent.head.weight = torch.nn.Parameter(parent.head.weight.detach().clone())
         parent.config.tie_embeddings = False
         torch.manual_seed(seed_for(options.seed, 'retrofit'))
-        model = authors_surgery(parent, parts, kind=AuthorsCore, start='authors', fresh=True)
+        model = authors_surgery(parent, parts, kind=AuthorsCore, start='authors')
     else:
         model = surgery(parent, parts, options.inject)
     if options.dense:

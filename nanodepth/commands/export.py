@@ -17,10 +17,9 @@ from nanodepth.common.options import read
 from nanodepth.common.whose import copy_licence
 from nanodepth.model import require, spans_in, unrolled
 from nanodepth.models.checkpoint import load_model
-from nanodepth.models.hf import save_hf
+from nanodepth.models.hf import family_of, save_hf
 from nanodepth.models.joined import save_joined
 from nanodepth.models.raven import save_authors
-from nanodepth.retrofit import core_of
 from nanodepth.scoring.way import Ways, in_way, one_way
 
 
@@ -40,8 +39,6 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 folder, file = sys.argv[1:]
 model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
 model.generation_config = GenerationConfig()
-if getattr(model, 'core', None):
-    model.core.fresh = False        # else no two forwards are equal
 tokens = torch.load(file)
 with torch.no_grad():
     logits = model(tokens).logits.float()
@@ -61,13 +58,12 @@ def main(argv):
                   f'run {len(unrolled(model.order))} deep, {str(model.norm.weight.dtype)[6:]}')
             for p in model.parameters() if options.dtype else ():       # (not the tables)
                 p.data = p.data.to(getattr(torch, options.dtype))
-            has_code = spans_in(model.order) and not options.authors
+            is_plain = not spans_in(model.order) and family_of(model.config)
+            has_code = not is_plain and not options.authors
             write = save_authors if options.authors else save_joined if has_code else save_hf
             order = ' '.join(map(str, unrolled(model.order)))
             write(model, folder, options.run, dict(parent=Path(options.run).name, order=order))
             copy_licence(options.run, folder)
-            if core := core_of(model):
-                core.fresh = False              # as in there
             if not options.authors:
                 compare(model, folder, has_code)
     print(f'{options.target}: transformers.AutoModelForCausalLM.from_pretrained opens it'

@@ -53,8 +53,6 @@ def opened(path, options):
     "What a probe looks at: a model, the tokens, and what an answer (tokens to logits) scores."
     # in float32: in bfloat16 the largest of many changes would hold rounding errors, too
     state, model = open_any(path, pick_device(options.device), 'float32', others=False)
-    if core := core_of(model):
-        core.fresh = False
     val = open_data(path, state, model, options.data, seed=1, rows=options.rows)
     tokens = rows_of(val, options.count, options.length).to(model.norm.weight.device)
     ours, theirs = parse_tasks(options.tasks)

@@ -40,7 +40,6 @@ def main(argv=None):
     _, model = open_any(options.run, device, options.dtype, others=False)
     tokenizer = get_tokenizer(options.run)
     asked = {options.prompt: ''} if options.prompt else TOY_PROMPTS
-    torch.manual_seed(options.seed)     # of fresh first states
     with in_way(model, one_way(options)):
         print(f'device {device}, {model.num_params():,} parameters, '
               f'{len(unrolled(model.order))} layers deep, temperature {options.temperature}')

@@ -16,6 +16,7 @@ from nanodepth.common.options import read
 from nanodepth.model import Pass, require, spans_in, unrolled
 from nanodepth.models.authors import parts_of
 from nanodepth.models.checkpoint import load_model, open_path, state_of
+from nanodepth.models.hf import beyond
 from nanodepth.report.logs import log_of
 from nanodepth.report.tables import run_names
 from nanodepth.retrofit import Core, core_of
@@ -50,7 +51,6 @@ def tensors_of(model):
     "{name: tensor} of all that model.js reads: a recurrent model's first states too."
     tensors = dict(model.state_dict())
     if core := core_of(model):
-        core.fresh = False                      # (an AuthorsCore may draw them anew each time)
         e = torch.zeros(1, model.config.context, model.config.n_embd)
         tensors['first_states'] = core.first_state(Pass(model, e.shape[1]), e)[0]
     return tensors
@@ -80,13 +80,12 @@ def pack(model):
 def described(run, model, kin, copies, places):
     """What the page says of a model, and what model.js needs to know of it. kin: the layer of the
     first stage that each layer goes back to."""
-    c, spans = model.config, [span for span in spans_in(model.order) if not isinstance(span, Core)]
-    require(not (spans or c.ln_scaling or c.rope_scaling or c.qk_norm or c.qkv_bias)
-            and model.num_params() <= LARGEST,
+    more = beyond(model.config) or [s for s in spans_in(model.order) if not isinstance(s, Core)]
+    require(not (more or model.config.rope_scaling) and model.num_params() <= LARGEST,
             f'{run} is no plain toy of at most {LARGEST:,} parameters, which the page carries')
     about = dict(layers=len(model.layers), order=unrolled(model.order), run=str(run), kin=kin,
                  copies=copies, parameters=model.num_params(), tensors=places,
-                 config={key: getattr(c, key) for key in SHAPE})
+                 config={key: getattr(model.config, key) for key in SHAPE})
     if core := core_of(model):
         about |= dict(r=core.r, parts=list(parts_of(model)))
     return about

@@ -1,6 +1,6 @@
 """What the authors of "Retrofitted Recurrence" have otherwise than retrofit.py, which says where it
 differs: their first states, their adapters, and their count of FLOPs.
-Usage: model = authors_surgery(model, '4-8-4', start='authors', fresh=True)
+Usage: model = authors_surgery(model, '4-8-4', start='authors')
 """
 import math
 
@@ -19,40 +19,27 @@ class AuthorsCore(Core):
     start      'normal' noise of the std sqrt(2 / (5 width)), or the 'authors', of the std 0.0087 at
                any width, cut at 3 sigma
     state_std  another std; 0 begins with zeros
-    fresh      another first state in each forward. Else a text's are always the same"""
 
-    def __init__(self, items, r=4, backprop_depth=8, start='normal', state_std=None, fresh=False):
+    Theirs are drawn anew in each forward. Here a text has always the same, as in a Core."""
+
+    def __init__(self, items, r=4, backprop_depth=8, start='normal', state_std=None):
         super().__init__(items, r, backprop_depth)
         require(start in ('normal', 'authors'), f'start={start}: normal or authors')
-        self.start, self.state_std, self.fresh = start, state_std, fresh
+        self.start, self.state_std = start, state_std
 
     def settings(self):
-        return super().settings() | dict(start=self.start, state_std=self.state_std,
-                                         fresh=self.fresh)
+        return super().settings() | dict(start=self.start, state_std=self.state_std)
 
     def std(self, width):
         if self.state_std is not None:
             return self.state_std
-        return AUTHORS_STD if self.start == 'authors' else math.sqrt(2 / (5 * width))
+        return AUTHORS_STD if self.start == 'authors' else super().std(width)
 
-    def first_state(self, run, e):
-        B, T, C = e.shape
-        if self.generators:             # in training: one for each row
-            s = torch.stack([self.noise((T, C), each) for each in self.generators])
-        elif self.fresh:
-            s = self.noise((B, T, C), device=e.device)
-        else:                           # of each place, in blocks of 64
-            blocks = range(run.start // 64, (run.start + T - 1) // 64 + 1)
-            s = torch.cat([self.noise((64, C), torch.Generator().manual_seed(i)) for i in blocks])
-            s = s[run.start % 64:][:T]                                          # (T, C)
-        return (s.to(e) * self.std(C)).expand(B, T, C)
-
-    def noise(self, shape, generator=None, device=None):
-        "By a generator, or by torch's own."
-        x = torch.empty(shape, device=generator.device if generator else device)
-        if self.start == 'authors':
-            return nn.init.trunc_normal_(x, a=-3, b=3, generator=generator)
-        return x.normal_(generator=generator)
+    def noise(self, shape, generator):
+        if self.start == 'normal':
+            return super().noise(shape, generator)
+        x = torch.empty(shape, device=generator.device)
+        return nn.init.trunc_normal_(x, a=-3, b=3, generator=generator)
 
 
 def authors_surgery(model, shape, inject='authors', kind=AuthorsCore, **settings):

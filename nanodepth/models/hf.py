@@ -6,6 +6,7 @@ Usage: model = load_hf('out/smollm2'); save_hf(model, 'out/hf', tokenizer='out/l
 import inspect
 import math
 import os
+from dataclasses import fields
 from types import SimpleNamespace
 
 import torch
@@ -44,7 +45,6 @@ def their_name(ours):
 
 # {what transformers calls a family: what our model has beside a Llama's}
 FAMILIES = dict(qwen3=dict(qk_norm=True), qwen2=dict(qkv_bias=True), llama={})
-FLAGS = sorted({flag for has in FAMILIES.values() for flag in has})
 
 
 def lacking(c):
@@ -56,7 +56,7 @@ def lacking(c):
     kind = rope.get('rope_type', 'default')
     asks = {'attention in both directions': says('is_causal') is False,
             'linear layers with a bias': says('attention_bias') or says('mlp_bias'),
-            'attention over a sliding window': says('use_sliding_window')
+            'attention over a sliding window': says('sliding_window')
             or {*(says('layer_types') or ['full_attention'])} != {'full_attention'},
             f'the activation {c.hidden_act!r} (known: silu)': c.hidden_act != 'silu',
             'quantized weights': says('quantization_config'),
@@ -81,12 +81,24 @@ def model_config(c):
         rope_scaling=llama3(rope) if rope.get('rope_type') == 'llama3' else None)
 
 
+def beyond(config):
+    "{name: value} of what a ModelConfig has beside a plain Llama's shape."
+    known = {*OURS, 'rope_theta', 'rope_scaling'}
+    return {f.name: getattr(config, f.name) for f in fields(config)
+            if f.name not in known and getattr(config, f.name) != f.default}
+
+
+def family_of(config):
+    "What transformers calls the family of a ModelConfig, or None. LN-scaling goes into the norms."
+    has = {name: value for name, value in beyond(config).items() if name != 'ln_scaling'}
+    return next((name for name in FAMILIES if FAMILIES[name] == has), None)
+
+
 def config_json(config, depth):
     "Our ModelConfig as a config.json, for a model of `depth` layers of their own."
     theirs = {theirs: getattr(config, ours) for ours, theirs in OURS.items()}
-    has = {flag: True for flag in FLAGS if getattr(config, flag)}
-    family = next((name for name in FAMILIES if FAMILIES[name] == has), None)
-    require(family, f'no family of transformers has {" and ".join(has)}')
+    family = family_of(config)
+    require(family, f'no family of transformers has {" and ".join(beyond(config))}')
     scaling = dict(config.rope_scaling, rope_type='llama3') if config.rope_scaling else None
     return theirs | dict(
         architectures=[f'{family.title()}ForCausalLM'], model_type=family, num_hidden_layers=depth,

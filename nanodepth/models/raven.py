@@ -13,7 +13,7 @@ from nanodepth.common.files import read_json
 from nanodepth.common.whose import file_of
 from nanodepth.model import LM, ModelConfig, require, spans_in
 from nanodepth.models.authors import AUTHORS_STD, AuthorsCore, parts_of
-from nanodepth.models.hf import filled, llama3, write_checkpoint
+from nanodepth.models.hf import beyond, filled, llama3, write_checkpoint
 from nanodepth.retrofit import Adapter, Core, core_of
 
 FAMILY = 'huginn_raven'
@@ -97,9 +97,8 @@ def save_authors(model, folder, tokenizer=None, about=None):
     c, core = model.config, core_of(model)
     require(core and spans_in(model.order) == [core], 'their format holds one Core and no other '
             f'Span, not {spans_in(model.order)}')
-    ours = dict(ln_scaling=c.ln_scaling, qk_norm=c.qk_norm, qkv_bias=c.qkv_bias,
-                head_dim=c.head_dim * c.n_head != c.n_embd)
-    require(not any(ours.values()), f'their format has no {[name for name in ours if ours[name]]}')
+    ours = [*beyond(c), *['head_dim'] * (c.head_dim * c.n_head != c.n_embd)]
+    require(not ours, f'their format has no {", ".join(ours)}')
     weights = model.state_dict() | {'head.weight': model.head.weight}
     if 'adapter.weight' not in weights:     # inject='add': s + e, so the adapter is [I I]
         weights['adapter.weight'] = torch.eye(c.n_embd).repeat(1, 2).to(model.norm.weight)

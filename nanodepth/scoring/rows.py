@@ -18,7 +18,6 @@ from nanodepth.models.checkpoint import open_any, pick_device
 from nanodepth.models.hf import answer_of
 from nanodepth.report.contrasts import error_of, mean, p_value
 from nanodepth.report.tables import Score
-from nanodepth.retrofit import core_of
 from nanodepth.scoring.data import described, is_there, open_data, parse_tasks, questions_of
 from nanodepth.scoring.likelihoods import log_likelihoods, losses_of
 from nanodepth.scoring.way import facts, in_way, in_words
@@ -119,8 +118,6 @@ class Subject:
         self.questions, self.theirs = questions_in(asked)
         self.state, self.model = open_any(path, pick_device(asked.device), asked.dtype)
         self.answer, self.tokenizer = answer_of(self.model), get_tokenizer(path)
-        if core := core_of(self.model):
-            core.fresh = False              # else an AuthorsCore begins with other noise each time
         self.val, own = None, (self.state.get('config') or {}).get('data')
         looks_at_data = {*asked.measures} - {'log_prob'} or asked.metric
         if looks_at_data and (asked.data or not asked.tasks or is_there(own)):
