@@ -1,7 +1,6 @@
 """What the tests share: tiny random models, small runs, processes that are begun in milliseconds.
 
-One thread each, because two workers share two cores. Unless a test asks for `pictures`, a finished
-training draws none, and the others are drawn but not rendered, which takes a second each.
+One thread each, because two workers share two cores.
 """
 import contextlib
 import copy
@@ -37,12 +36,9 @@ from nanodepth.text.tokens import write_dataset  # noqa: E402
 from nanodepth.text.tokenizer import write_tokenizer  # noqa: E402
 from nanodepth.commands.train import planned  # noqa: E402
 from nanodepth.model import LM, ModelConfig, Span  # noqa: E402
-# these take `show` by its name, and so before it is replaced
-from nanodepth.commands import evaluate, plot as plot_command, probe  # noqa: E402
 from nanodepth import train  # noqa: E402
 from nanodepth.commands import train as train_command  # noqa: E402
 from nanodepth.common.options import read  # noqa: E402
-from nanodepth.report import plot  # noqa: E402
 from nanodepth.models.authors import authors_surgery  # noqa: E402
 from nanodepth.retrofit import Core  # noqa: E402
 from nanodepth.scoring.rows import measured  # noqa: E402
@@ -60,28 +56,19 @@ def pytest_collection_finish():
         forkserver.ensure_running()
 
 
-@pytest.fixture(autouse=True)
-def sigterm_ends_a_process():
-    "After every test, too: a pool of processes that begins later waits forever for one it spares."
-    yield
-    assert signal.signal(signal.SIGTERM, signal.SIG_DFL) == signal.SIG_DFL
-
-
-@pytest.fixture(autouse=True)
-def no_pictures_and_no_look_around(request, monkeypatch):
-    monkeypatch.setattr(train, 'backward', train.backward)      # what `at_step` changes ends here
-    if sys.modules.get('lm_eval'):      # it asks pip and the compilers what they are: a second each
-        import lm_eval.evaluator
-        monkeypatch.setattr(lm_eval.evaluator, 'add_env_info', lambda results: None)
-    if 'pictures' not in request.fixturenames:
-        monkeypatch.setattr(plot, 'show', lambda *_: None)
-        monkeypatch.setattr(train, 'draw', lambda *_: None)
-        monkeypatch.setattr(Figure, 'savefig', lambda self, file, **_: Path(file).touch())
+@pytest.fixture
+def undrawn(monkeypatch):
+    "Pictures are files without anything in them, which saves a second each."
+    monkeypatch.setattr(train, 'draw', lambda *_: None)
+    monkeypatch.setattr(Figure, 'savefig', lambda self, file, **_: Path(file).touch())
 
 
 @pytest.fixture
-def pictures():
-    "Asks for real ones."
+def backward(monkeypatch):
+    "What `at_step` changes ends with the test. After it, too, a signal ends a process."
+    monkeypatch.setattr(train, 'backward', train.backward)
+    yield
+    assert signal.signal(signal.SIGTERM, signal.SIG_DFL) == signal.SIG_DFL
 
 
 # Where processes are begun that have imported everything already: a fork of it takes milliseconds,
@@ -191,8 +178,10 @@ def gemma(tmp_path_factory):
 
 
 @pytest.fixture
-def manager(tmp_path):
+def manager(tmp_path, monkeypatch):
     "lm-eval's, with a multiple choice, a generation and a perplexity task over a local file."
+    import lm_eval.evaluator    # which asks pip and the compilers what they are: a second each
+    monkeypatch.setattr(lm_eval.evaluator, 'add_env_info', lambda results: None)
     folder = tmp_path / 'tasks'
     folder.mkdir()
     for path in (ROOT / 'tests/stored').glob('*.yaml'):
@@ -237,7 +226,7 @@ SMALL = dict(n_layer=2, n_embd=32, n_head=2, context=16, batch_size=4, steps=12,
 
 
 @pytest.fixture
-def config(data, tmp_path):
+def config(data, tmp_path, undrawn):
     "config(**fields) -> a small run on the test data."
     def make(out='run', **fields):
         return Config(**SMALL | dict(data=str(data), out_dir=str(tmp_path / out)) | fields)

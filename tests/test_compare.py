@@ -27,6 +27,8 @@ from nanodepth.report.tables import where
 from nanodepth.scoring.rows import Asked, Subject
 from nanodepth.training.plan import Config
 
+pytestmark = pytest.mark.usefixtures('undrawn', 'backward')
+
 SMALL = ('--n_embd=16 --n_head=2 --head_dim=8 --context=96 --batch_size=2 --steps=24 '
          '--eval_every=12 --eval_batches=1')
 BASE, GROWN = 'config/baseline.py --n_layer=4', 'config/lidas.py --n_layer=4'

@@ -21,6 +21,8 @@ from nanodepth.training.loader import Loader
 from nanodepth.scoring import lens as lens_file
 from nanodepth.scoring.lens import TunedLens, exit_at, quality, train_lens
 
+pytestmark = pytest.mark.usefixtures('undrawn')
+
 
 @pytest.fixture(autouse=True)
 def no_gradients():

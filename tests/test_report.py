@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 import torch
-from conftest import refused, save_run
+from conftest import SMALL, refused, save_run
 from matplotlib.figure import Figure
 
 from nanodepth.__main__ import main as nanodepth
@@ -19,6 +19,7 @@ from nanodepth.report.logs import log_of
 from nanodepth.report.contrasts import interval, p_of, p_value, verdict
 from nanodepth.train import train
 from nanodepth.training.picture import draw
+from nanodepth.training.plan import Config
 
 
 def test_sample_goes_on_is_seeded_and_loops(tmp_path, tiny, capsys):
@@ -34,8 +35,9 @@ def test_sample_goes_on_is_seeded_and_loops(tmp_path, tiny, capsys):
     assert '|' in sample(f'--prompt={"a" * 32}', '--tokens=1')          # the context slides
 
 
-def test_one_picture_of_one_run_and_one_of_two(config, tmp_path, capsys, pictures):
-    train(config(steps=3, warmup_steps=0, decay_steps=1))
+def test_one_picture_of_one_run_and_one_of_two(data, tmp_path, capsys):
+    train(Config(**SMALL | dict(steps=3, warmup_steps=0, decay_steps=1, data=str(data),
+                                out_dir=str(tmp_path / 'run'))))
     run, other = tmp_path / 'run', tmp_path / 'other'
     assert (run / 'loss.png').read_bytes()[:4] == b'\x89PNG'
     other.mkdir()

@@ -29,6 +29,8 @@ from nanodepth.training.measure import validate
 from nanodepth.training.optimizers import load_states
 from nanodepth.training.plan import seed_for
 
+pytestmark = pytest.mark.usefixtures('backward')
+
 
 def shaken(new, old):
     for p in new.parameters():

@@ -45,6 +45,8 @@ from lm_eval.models.huggingface import HFLM
 sys.path.insert(0, str(ROOT / 'data/evals'))
 import tasks
 
+pytestmark = pytest.mark.usefixtures('undrawn')
+
 TOKENS = torch.arange(24).view(2, 12)
 BYTES = get_tokenizer('bytes')
 

@@ -30,6 +30,8 @@ from nanodepth.training.loader import Loader
 from nanodepth.training.optimizers import Muon, make_optimizers, parameters_of
 from nanodepth.training.plan import Config, generator_for, plan
 
+pytestmark = pytest.mark.usefixtures('backward')
+
 COOLS = '--cooldown_data=x --cooldown_loop=3-2x2-3'
 CORE = '--recurrence=4 --backprop_depth=8 --curriculum=0.5'
 
