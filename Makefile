@@ -39,7 +39,7 @@ demo: data/toy_deep/train.json data/toy/train.json      # docs/demo.html: LIDAS 
 compare_toy: data/toy_deep/train.json data/toy/train.json       # the toy's tables anew, of eight seeds or SEEDS=4-7, in out/compare_toy; 70 minutes each
 	OMP_NUM_THREADS=1 $(PY) -m nanodepth compare docs/results/compare_toy.py $(if $(SEEDS),--seeds=$(SEEDS))
 gpu_test:                       # what no CPU can say of training: compiled, grown, stopped, recurrent; two minutes
-	$(PYTHON) tests/gpu.py
+	$(PYTHON) tests/by_hand/gpu.py
 
 # ---- a published model and real questions, from two packages that are only read
 
@@ -67,9 +67,9 @@ test: .venv/tests               # every test, a worker a core: 3 minutes on two 
 families: .venv/tests           # the wrapper and both exports on every family, in both forms of attention: 2 to 3 minutes
 	FAMILIES=all OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --dist worksteal tests/test_windows.py
 real: smollm2                   # the published model beside transformers, and its scores beside lm-eval's own: 3 minutes
-	OMP_NUM_THREADS=2 $(PY) -m pytest -q tests/real.py
+	OMP_NUM_THREADS=2 $(PY) -m pytest -q tests/by_hand/real.py
 readme: smollm2                 # every command of README, COURSE and CHECKPOINT in a fresh clone: two hours
-	$(PY) tests/readme.py
+	$(PY) tests/by_hand/readme.py
 browser: | .venv/ready          # docs/demo.html by its steps in headless Chromium, which must be on the path: out/browser/*.png, a minute
 	$(PY) -m pip install --quiet --disable-pip-version-check playwright==1.65.2
 	$(PY) tests/by_hand/browser.py

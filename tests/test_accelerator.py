@@ -1,5 +1,5 @@
 """What a GPU would run, seen from a CPU: in which type layers compute, what is compiled, and which
-share of the peak is said. (tests/gpu.py asks a GPU.)
+share of the peak is said. (tests/by_hand/gpu.py asks a GPU.)
 """
 from dataclasses import replace
 

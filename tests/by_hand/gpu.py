@@ -3,8 +3,8 @@ stop and a resume, a core that runs r times, and the memory that a growth leaves
 fails by itself, and a line says what was measured.
 
 Usage:
-    python tests/gpu.py             # make gpu_test: needs a GPU, and toy data
-    python tests/gpu.py --tiny      # on a CPU, to try the file itself
+    python tests/by_hand/gpu.py             # make gpu_test: needs a GPU, and toy data
+    python tests/by_hand/gpu.py --tiny      # on a CPU, to try the file itself
 """
 import gc
 import os
@@ -17,7 +17,7 @@ import traceback
 import types
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402

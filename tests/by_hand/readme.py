@@ -5,8 +5,8 @@ training is run; out/smollm2, data/pydoc and the questions are those of `make sm
 texts of this repo. Prints what each line took beside what the text says.
 
 Usage:
-    python tests/readme.py              # make readme: two hours
-    python tests/readme.py 'smollm2|out/cut'   # only the lines that match
+    python tests/by_hand/readme.py              # make readme: two hours
+    python tests/by_hand/readme.py 'smollm2|out/cut'   # only the lines that match
 """
 import os
 import re
@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 TEXTS = 'README.md', 'docs/COURSE.md', 'docs/CHECKPOINT.md'
 
 
