@@ -16,7 +16,7 @@ from nanodepth.training.machine import machine_of
 
 
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float32'])
-def test_layers_compute_in_the_type_that_is_asked_for(dtype, config, monkeypatch):
+def test_train_dtype_of_the_layers(dtype, config, monkeypatch):
     seen, real = [], model_file.MLP.forward
 
     def forward(mlp, x):
@@ -33,7 +33,7 @@ def test_layers_compute_in_the_type_that_is_asked_for(dtype, config, monkeypatch
     ('A100-SXM4-80GB', (8, 0), 'auto', True, 312e12), ('T4', (7, 5), 'auto', False, 0),
     ('T4', (7, 5), 'bfloat16', True, 0),
     ('GeForce RTX 4090 Laptop GPU', (8, 9), 'auto', True, 0)])
-def test_what_a_gpu_is_fast_at(name, capability, dtype, half, peak, config, monkeypatch):
+def test_machine_of_a_gpu(name, capability, dtype, half, peak, config, monkeypatch):
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
     monkeypatch.setattr(torch.cuda, 'get_device_name', lambda *_: f'NVIDIA {name}')
     monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda *_: capability)
@@ -45,7 +45,7 @@ def test_what_a_gpu_is_fast_at(name, capability, dtype, half, peak, config, monk
         assert (machine.autocast.keywords['enabled'], machine.peak) == (half, processes * peak)
 
 
-def test_the_share_of_the_peak(config, monkeypatch):
+def test_train_logs_the_share_of_the_peak(config, monkeypatch):
     monkeypatch.setattr(train_file, 'machine_of', lambda c: replace(machine_of(c), peak=1e8))
     c = config()
     train(c)
@@ -54,7 +54,7 @@ def test_the_share_of_the_peak(config, monkeypatch):
 
 
 @pytest.mark.parametrize('asked, layers', [(True, 2 + 4), ('auto', 0)])
-def test_each_layer_is_compiled_and_once_more_after_a_growth(config, monkeypatch, asked, layers):
+def test_train_compiles_each_layer_once(config, monkeypatch, asked, layers):
     compiled = []
     monkeypatch.setattr(model_file.Block, 'compile', lambda block, **how: compiled.append(block),
                         raising=False)

@@ -18,7 +18,7 @@ from nanodepth.training.optimizers import make_optimizers
 from nanodepth.training.plan import Config, stages
 
 
-def test_origins_of_the_papers_stages():
+def test_growth_operators_of_the_papers():
     "Blocks of four: the start of the slice that stands there twice, for 4 -> 8 up to 28 -> 32."
     for operator, starts in ((midas, [0, 0, 4, 4, 8, 8, 12]), (lidas, [0, 2, 4, 6, 8, 10, 12])):
         for n, start in zip(range(4, 32, 4), starts):
@@ -35,7 +35,7 @@ def test_origins_of_the_papers_stages():
 @pytest.mark.parametrize('fields', [dict(),
                                     dict(tie_embeddings=False, ln_scaling=True, n_kv_head=2)],
                          ids=['tied', 'untied'])
-def test_growing_is_untied_looping(tiny, order, fields):
+def test_untie_is_the_looped_model(tiny, order, fields):
     model = tiny(**fields)
     tokens = torch.randint(50, (2, 9))
     before = copy.deepcopy(model.state_dict())
@@ -52,7 +52,7 @@ def test_growing_is_untied_looping(tiny, order, fields):
 
 @pytest.mark.parametrize('core', [False, True])
 @pytest.mark.parametrize('kind', ['--optimizer=muon', '--optimizer=adamw', 'config/adamw_star.py'])
-def test_every_copy_has_its_sources_optimizer_state_and_shares_nothing(tiny, kind, core):
+def test_untie_copies_optimizer_states(tiny, kind, core):
     model, order = tiny(), [0, 1, 2, 1, 2, 3]
     given = order
     if core:
@@ -94,7 +94,7 @@ def test_every_copy_has_its_sources_optimizer_state_and_shares_nothing(tiny, kin
      [4722, 9444, 14166, 18888, 23611, 28333, 33055, 37781]),
     ('1b7_lidas', '1b7_baseline', 1_711_376_384, 3_736_608.182, 4_813_222.102,
      [8095, 16190, 24285, 32380, 40476, 48574])])
-def test_table_7_comes_out_of_the_configs_to_the_last_digit(grows, ordinary, parameters, grown,
+def test_growth_configs_give_table_7(grows, ordinary, parameters, grown,
                                                             full, lengths):
     run, deep = (read(Config, [f'config/smollm_{name}.py']) for name in (grows, ordinary))
     assert empty(run, run.n_layer).num_params() == parameters
@@ -104,7 +104,7 @@ def test_table_7_comes_out_of_the_configs_to_the_last_digit(grows, ordinary, par
     assert [first for first, *_ in stages(run)] == starts
 
 
-def test_schedules_by_hand():
+def test_growth_plan_by_hand():
     assert prop_schedule(100, 4, 0) == [25, 25, 25, 25]
     assert prop_schedule(111, 3, -1) == [60, 30, 21]
     assert growth_plan('double', 2, 8, 2, 70) == (
@@ -127,7 +127,7 @@ def test_growth_plan_refuses(grow, start, end, block, message):
 
 
 @pytest.mark.parametrize('order', [[0, -1], [0, 9], []], ids=str)
-def test_untie_refuses_layers_that_are_not_there(tiny, order):
+def test_untie_refuses(tiny, order):
     with pytest.raises(Refused, match='is not made of the layers 0 to 3'):
         untie(tiny(), order)
 

@@ -51,7 +51,7 @@ def imports(path):
     return found
 
 
-def test_ruff_has_nothing_to_say():
+def test_ruff():
     done = python('-m', 'ruff', 'check', '--no-cache', '.')
     assert done.returncode == 0, done.stdout[-3000:]
 
@@ -65,7 +65,7 @@ def test_imports_go_down_and_never_in_a_circle():
     TopologicalSorter({name: imports(path) for name, path in FILES.items()}).prepare()
 
 
-def test_the_book_leans_on_four_packages_and_on_itself_alone():
+def test_book_imports_four_packages():
     allowed = {*BOOK, 'torch', 'numpy', 'tqdm', 'matplotlib', 'wandb', *sys.stdlib_module_names}
     for name in BOOK:
         for node in ast.walk(ast.parse(file_of(name).read_text())):
@@ -77,7 +77,7 @@ def test_the_book_leans_on_four_packages_and_on_itself_alone():
 ONE = runpy.run_path(str(ROOT / 'docs/depth.py'))
 
 
-def test_one_file_that_can_be_copied_has_our_ideas():
+def test_depth_py_computes_as_ours():
     "With its layers and streams, the six compute what its own loop, Window, Core and untie do."
     torch.manual_seed(0)
     model, (tokens, _) = ONE['LM'](4, 32), ONE['puzzles'](2, 3)
@@ -111,7 +111,7 @@ class Adapted(torch.nn.Module):
         return self.layer(x)
 
 
-def test_the_one_file_trains_each_idea(capsys):
+def test_depth_py_trains_each_idea(capsys):
     "In a tenth of its steps: no alias is followed yet, and every training names more values."
     ONE['main'](steps=60)
     said = capsys.readouterr().out
@@ -126,7 +126,7 @@ README = (ROOT / 'README.md').read_text()
 PAGES = README + (ROOT / 'docs/COURSE.md').read_text()
 
 
-def test_the_usage_of_the_model_runs():
+def test_model_usage_runs():
     doc = (ROOT / 'model.py').read_text().split('"""')[1].split('Usage:\n')[1]
     tokens = targets = torch.randint(257, (2, 8))
     scope = dict(LM=LM, ModelConfig=ModelConfig, tokens=tokens, targets=targets)
@@ -134,27 +134,14 @@ def test_the_usage_of_the_model_runs():
     assert scope['model'].order == [0, 1, 2, 3, 2, 3] and scope['loss'].isfinite()
 
 
-def test_what_may_be_deleted_is_missed_by_nobody(tmp_path):
-    "Without the extras everything else is imported, and their commands are a line."
-    left_out = shutil.ignore_patterns('.*', 'extras', 'test_play.py', '__pycache__', '*.bin',
-                                      '*.mask', 'assets')
-    shutil.copytree(ROOT, tmp_path / 'clone', ignore=left_out)
-    found = python('-m', 'pytest', '--collect-only', '-q', '-p', 'no:cacheprovider',
-                   cwd=tmp_path / 'clone')
-    assert found.returncode == 0, found.stdout[-2000:]
-    done = python('-m', 'nanodepth', 'play', 'out/lidas', cwd=tmp_path / 'clone')
-    assert done.returncode == 2 and "No module named 'nanodepth.extras'" in done.stderr
-
-
-@pytest.mark.parametrize('name', [name for name, (module, _) in COMMANDS.items()
-                                  if f'nanodepth.{module}' in FILES])
-def test_every_command_has_help(name, capsys):
+@pytest.mark.parametrize('name', COMMANDS)
+def test_command_help(name, capsys):
     with contextlib.suppress(SystemExit):
         main(argv=[name, '--help'])
     assert len(capsys.readouterr().out) > 100
 
 
-def test_the_door_lists_its_commands_and_names_the_nearest(capsys):
+def test_main_lists_commands(capsys):
     main(argv=[])
     said = capsys.readouterr().out
     assert all(re.search(rf'^  {name} ', said, flags=re.M) for name in COMMANDS)
@@ -163,7 +150,7 @@ def test_the_door_lists_its_commands_and_names_the_nearest(capsys):
     assert "did you mean 'sample'?" in capsys.readouterr().err
 
 
-def test_the_commands_and_files_of_the_pages_exist():
+def test_pages_name_what_exists():
     blocks = ''.join(re.findall(r'```(?:sh)?\n(.*?)```', PAGES, flags=re.S))
     for script, config in re.findall(r'python (\S+\.py)(?: (config/\S+\.py))?', blocks):
         assert (ROOT / script).exists() and (not config or (ROOT / config).exists())
@@ -179,7 +166,7 @@ EXCERPTS = [block for block in re.findall(r'```python\n(.*?)```', PAGES, flags=r
 
 
 @pytest.mark.parametrize('block', EXCERPTS, ids=lambda block: block.splitlines()[0])
-def test_what_the_course_quotes_stands_in_the_file(block):
+def test_course_quotes_the_files(block):
     where, *lines_of = block.strip().splitlines()
     file = re.match(r'# ([\w/]+\.py), ', where)[1]
     bare = lambda line: line.partition('  # ')[0].strip()
@@ -188,7 +175,7 @@ def test_what_the_course_quotes_stands_in_the_file(block):
     assert any(stripped[i:i + len(quoted)] == quoted for i in range(len(stripped))), where
 
 
-def test_the_blocks_that_say_true_or_false_are_right():
+def test_pages_say_true_or_false():
     blocks = [block for block in re.findall(r'```python\n(.*?)```', PAGES, flags=re.S)
               if 'torch.equal' in block]
     assert blocks
@@ -200,7 +187,7 @@ def test_the_blocks_that_say_true_or_false_are_right():
         assert said.getvalue().split() == promised and len(promised) == block.count('print(')
 
 
-def test_the_four_ideas_of_the_front_page_run():
+def test_readme_block_runs():
     "The copies compute what the loop does, and the retrofit's middle runs eight times."
     [block] = [block for block in re.findall(r'```python\n(.*?)```', README, flags=re.S)
                if 'model.order' in block]
@@ -212,12 +199,10 @@ def test_the_four_ideas_of_the_front_page_run():
     assert (core.items, core.r) == ([1, 2], 8)
 
 
-def test_links_and_pictures_resolve():
+def test_links_resolve():
     for path in (ROOT / 'README.md', *ROOT.glob('docs/*.md')):
         text = re.sub(r'```.*?```', '', path.read_text(), flags=re.S)   # layers[i](x) is no link
         text = re.sub(r'<img src="([^"]+)"[^>]*alt="([^"]+)">', r'![\2](\1)', text)
         for alt, target in re.findall(r'(!?\[[^]]*\])\(([^)#\s]+)\)', text):
-            deleted = 'extras' in target and not (PACKAGE / 'extras').exists()
-            assert '://' in target or deleted or (path.parent / target).exists(), (
-                f'{path.name}: {target}')
+            assert '://' in target or (path.parent / target).exists(), f'{path.name}: {target}'
             assert not alt.startswith('!') or len(alt) > 40, f'{path.name}: {target} has no text'

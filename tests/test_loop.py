@@ -16,18 +16,18 @@ from nanodepth.train import train
     ('4-4x4-4', [*range(4), *[4, 5, 6, 7] * 4, *range(8, 12)]),
     ('8-4x2-12', repeat_block(range(24), 8, 4)),
     ('2x3-2x2', [0, 1] * 3 + [2, 3] * 2)])
-def test_notation_there_and_back(text, order):
+def test_parse_loop(text, order):
     assert parse_loop(text) == order
     assert repeat_block([0, 1, 2, 3], 1, 2, 3) == [0, 1, 2, 1, 2, 1, 2, 3]
 
 
-def test_what_is_no_notation():
+def test_parse_loop_refuses():
     for text in ('', '4x', '4--4', '0x4', '4x0', '2.5', ' 2x2'):
         with pytest.raises(Refused, match='is neither layers, such as 4, nor a block'):
             parse_loop(text)
 
 
-def test_a_looped_run_is_trained_so_and_untied_it_trains_on_layers_of_its_own(config, tmp_path):
+def test_train_looped_then_untied(config, tmp_path):
     c, cut = config(n_layer=3, loop='1-1x2-1'), str(tmp_path / 'untied')
     train(c)
     last, looped = log_of(c)[-1], load_model(c.out_dir)

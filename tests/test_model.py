@@ -66,7 +66,7 @@ def slow_forward(model, tokens):
                                     dict(ln_scaling=True, order=[0, 1, 2, 1, 2, 3]),
                                     dict(qk_norm=True, head_dim=12)],
                          ids=str)
-def test_forward_equals_the_slow_form(tiny, fields):
+def test_model_as_the_slow_form(tiny, fields):
     model = tiny(**fields).double()
     tokens = tokens_of(model, B=1)
     torch.testing.assert_close(model(tokens)[0], slow_forward(model, tokens[0]), rtol=1e-6,
@@ -75,7 +75,7 @@ def test_forward_equals_the_slow_form(tiny, fields):
 
 @pytest.mark.parametrize('order', [None, [2], [3, 0, 0, 0, 1]], ids=str)
 @pytest.mark.parametrize('fields', [{}, dict(ln_scaling=True)], ids=str)
-def test_cached_logits_and_generation_equal_uncached(tiny, order, fields):
+def test_model_cached_as_uncached(tiny, order, fields):
     model = tiny(n_kv_head=2, context=12, **fields)
     tokens = tokens_of(model)
     whole, cache, steps = model(tokens, order=order), {}, []
@@ -105,7 +105,7 @@ def test_cached_logits_and_generation_equal_uncached(tiny, order, fields):
         assert torch.equal(model.generate(prompt, 6, order=order, temperature=0), slow)
 
 
-def test_orders_of_other_numbers(tiny):
+def test_model_order_of_numpy_numbers(tiny):
     "numpy's are numbers, too. Whatever names no layer is a line."
     model = tiny()
     tokens = tokens_of(model)
@@ -117,7 +117,7 @@ def test_orders_of_other_numbers(tiny):
         model.generate(tokens[:, :0], 1)
 
 
-def test_a_draw_is_among_the_likeliest(tiny):
+def test_generate_top_k(tiny):
     model = tiny()
     tokens = tokens_of(model, B=1)
     likeliest = model(tokens)[0, -1].topk(2).indices.tolist()
@@ -128,7 +128,7 @@ def test_a_draw_is_among_the_likeliest(tiny):
     assert model.generate(tokens, 1, temperature=0.01)[0, -1] == likeliest[0]
 
 
-def test_loss_is_the_mean_over_the_targets_that_count(tiny):
+def test_model_loss_by_hand(tiny):
     model = tiny()
     tokens, targets = tokens_of(model), tokens_of(model, seed=1)
     targets[0, :7] = -1
@@ -139,7 +139,7 @@ def test_loss_is_the_mean_over_the_targets_that_count(tiny):
     assert model(tokens, torch.full_like(tokens, -1)).item() == 0.0
 
 
-def test_counts_and_defaults_by_hand(tiny):
+def test_model_counts_by_hand(tiny):
     tied, untied = tiny(n_kv_head=2), tiny(n_kv_head=2, tie_embeddings=False)
     layer = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * tied.config.ffn_dim
     assert tied.num_params() == 50 * 32 + 4 * (layer + 64) + 32
@@ -156,7 +156,7 @@ def test_counts_and_defaults_by_hand(tiny):
 
 
 @pytest.mark.parametrize('ln_scaling', [False, True])
-def test_neither_the_order_nor_growth_compiles_a_block_again(tiny, ln_scaling):
+def test_block_is_compiled_once(tiny, ln_scaling):
     "train.py measures by the compiled Blocks, too: one graph without gradients, whatever grows."
     torch._dynamo.reset()
     counters = torch._dynamo.utils.counters
@@ -201,7 +201,7 @@ def large():
 
 
 @torch.no_grad()
-def test_each_loss_in_pieces(large, monkeypatch):
+def test_losses_of_in_pieces(large, monkeypatch):
     model, x, targets, _ = large
     logits, sizes = model.head(model.norm(x)), []
     wanted = F.cross_entropy(logits.mT, targets, ignore_index=-1, reduction='none')
@@ -214,7 +214,7 @@ def test_each_loss_in_pieces(large, monkeypatch):
     assert sizes == [4096, 4]
 
 
-def test_a_large_vocabulary_is_summed_exactly():
+def test_losses_of_a_large_vocabulary():
     torch.manual_seed(0)
     logits = 30 + 0.01 * torch.randn(1, 4, 200_000)
     targets = torch.arange(4)[None]

@@ -22,12 +22,12 @@ def test_holm_by_hand():
     ([0.001, -0.002, 0.001, 0.0], 0, 'holds'), ([1.0, 1.1, 0.9, 1.0], 0, 'does not hold'),
     ([1.0, -1.0, 2.0, 0.0], 1, 'not resolved'), ([0.3], 1, 'not resolved (1 seed)'),
     ([], 1, 'not measured yet')])
-def test_every_verdict(changes, direction, said):
+def test_verdict_of_changes(changes, direction, said):
     contrast = check.Contrast(changes, [0.0] * len(changes))
     assert check.verdict(contrast, contrast.p, 0.02, direction).startswith(said)
 
 
-def test_a_verdict_is_corrected_for_the_primary_claims_beside_it():
+def test_verdict_is_corrected():
     "One that is not primary has no verdict, and makes the others no harder to show."
     values = dict(weak=[1.0, 2.0, 3.0, 1.0, 2.5], noise=[1.0, -1.0, 0.5, -0.4, 0.1])
     tables = {name: [dict(run=run, seed=seed, x=value * (run == 'a')) for run in 'ab'
@@ -97,7 +97,7 @@ def test_tables_by_hand(folder):
     assert check.made(text, tables) == text             # made again, it is the same
 
 
-def test_a_difference_of_differences(folder):
+def test_contrast_of_differences(folder):
     rows = check.read_rows(folder / 'depth.csv')
     claim = dict(measure='aliases 4', unit='answers', a=dict(run='lidas', way='looped'),
                  less_a=dict(run='lidas', way='ordinary'), b=dict(run='baseline', way='looped'),
@@ -113,15 +113,9 @@ def test_a_difference_of_differences(folder):
     assert check.values_of(rows, dict(added=0), 'loss') == {0: 1.5, 2: 0.0}
 
 
-def test_the_papers_of_this_repo_say_what_its_rows_say():
+def test_pages_say_what_the_rows_say():
     "The pages are what docs/results/check.py makes of its rows."
     tables = check.all_tables()
     for name in check.TEXTS:
         text = (ROOT / name).read_text()
         assert check.made(text, tables) == text, f'{name}: python -m docs.results.check says where'
-
-
-def test_the_front_page_says_how_long_the_seven_are():
-    said = re.findall(r'\| \[`(\w+\.py)`\]\(\1\) \| (\d+) \|', (ROOT / 'README.md').read_text())
-    assert len(said) == 7 and {name: (ROOT / name).read_text().count('\n') for name, _ in said} == {
-        name: int(lines) for name, lines in said}

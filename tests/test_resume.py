@@ -86,7 +86,7 @@ def run(kind, c, step=None):
 
 
 @pytest.mark.parametrize('kind', KINDS)
-def test_a_run_that_is_stopped_goes_on_to_the_last_bit(kind, config, placed):
+def test_resume_after_a_stop_to_the_last_bit(kind, config, placed):
     "Also before, at and behind a growth, and around the first step of a cool-down."
     whole, stopped = (config(name, **placed(KINDS[kind][0])) for name in ('whole', 'stopped'))
     assert run(kind, whole) == 0
@@ -113,7 +113,7 @@ def die_while_saving():
 
 
 @pytest.mark.parametrize('kind', ['plain', 'grown'])
-def test_a_run_that_is_killed_while_it_saves_goes_on_from_the_checkpoint_before(kind, config):
+def test_resume_after_a_kill_while_saving(kind, config):
     whole, killed = (config(name, **KINDS[kind][0]) for name in ('whole', 'killed'))
     train(whole)
     ended = ranks(killed, n=1, before=die_while_saving)
@@ -128,7 +128,7 @@ def test_a_run_that_is_killed_while_it_saves_goes_on_from_the_checkpoint_before(
     assert {path.stat().st_nlink for path in Path(killed.out_dir).glob('*.pt')} == {1}
 
 
-def test_a_run_that_is_killed_before_its_first_step_has_a_first_line_once(config, monkeypatch):
+def test_resume_before_the_first_step(config, monkeypatch):
     whole, killed = config('whole'), config('killed')
     train(whole)
     with monkeypatch.context() as patch:
@@ -139,14 +139,11 @@ def test_a_run_that_is_killed_before_its_first_step_has_a_first_line_once(config
     assert left_by(killed) == left_by(whole)
 
 
-def test_a_signal_in_the_last_step_ends_a_finished_run(config):
-    stop_at(12)
-    assert train(config()) == 0 and state_of(config())['step'] == 12
-
-
-def test_what_a_resume_may_change_changes_no_finished_run(config):
+def test_resume_of_a_finished_run(config):
+    "A signal in its last step ends no other run than a finished one."
     c = config()
-    train(c)
+    stop_at(12)
+    assert train(c) == 0 and state_of(c)['step'] == 12
     weights, log = weights_of(c), log_of(c)
     free = dict(eval_every=3, save_every=7, keep_every=4, grad_accum=2, keep_stages=True)
     assert train(config(**free)) == 0
@@ -156,7 +153,7 @@ def test_what_a_resume_may_change_changes_no_finished_run(config):
         train(config(steps=6, decay_steps=0))
 
 
-def test_data_that_changed_meanwhile_is_noticed(config, data, placed, tmp_path):
+def test_resume_notices_changed_data(config, data, placed, tmp_path):
     "Its tokens, or the shares of a mixture."
     plain, mixed = config(), config('mixed', **placed(dict(data='{mixture}')))
     train(plain)
@@ -178,7 +175,7 @@ BRANCHES = dict(        # the settings of a trunk, those of its branch, where th
 
 
 @pytest.mark.parametrize('name', BRANCHES)
-def test_branch_is_the_run_that_had_its_settings_from_the_start(name, config, placed, tiny,
+def test_branch_equals_a_run_from_the_start(name, config, placed, tiny,
                                                                 tmp_path, capsys):
     "It is resumed like any run, needs the trunk no more, and may be a trunk itself."
     plain = save_run(tmp_path / 'plain', tiny(vocab_size=257, n_layer=3, context=16))
@@ -206,7 +203,7 @@ def test_branch_is_the_run_that_had_its_settings_from_the_start(name, config, pl
     assert found == wanted
 
 
-def test_branch_refuses_what_cannot_go_on_from_that_model(config, placed):
+def test_branch_refuses(config, placed):
     "Each is a line, and leaves no folder."
     trunk, loop = config('trunk'), config('loop', loop='2x2')
     grown = config('grown', grow='lidas', grow_block=1, n_layer=3)
@@ -231,7 +228,7 @@ def test_branch_refuses_what_cannot_go_on_from_that_model(config, placed):
         assert not Path(c.out_dir).exists()
 
 
-def test_a_step_that_is_not_finite_ends_the_run_and_a_branch_goes_on(config, capsys):
+def test_train_ends_at_a_loss_of_nan(config, capsys):
     "Without one, too, the run goes on as if nothing had been. The status is no signal's."
     good, c = config('good'), config()
     train(good)
@@ -277,7 +274,7 @@ def shakes(model, c):
 DRAWS = dict(order=[0, Drops([1])], optimizer=shakes)
 
 
-def test_draws_of_a_span_and_an_optimizer_follow_from_seed_and_step(config):
+def test_train_draws_follow_seed_and_step(config):
     "Neither a stop nor how often is measured changes them, and nothing is dropped in validation."
     whole, stopped, often = (config(name, **DRAWS) for name in ('whole', 'stopped', 'often'))
     train(whole)
@@ -305,7 +302,7 @@ def note_draws():
     train_file.backward = noted
 
 
-def test_draws_of_two_processes_differ_and_their_weights_do_not(config, tmp_path):
+def test_train_draws_of_two_processes(config, tmp_path):
     c = config(**DRAWS | dict(steps=3, warmup_steps=0, decay_steps=1))
     ended = ranks(c, before=note_draws)
     assert ended.codes == [0, 0], ended.stderr
@@ -313,7 +310,7 @@ def test_draws_of_two_processes_differ_and_their_weights_do_not(config, tmp_path
     assert len(first) == 3 and not {*first} & {*second}
 
 
-def test_a_start_is_kept_and_what_it_decides_may_differ(config, capsys):
+def test_init_from_decides_the_shape(config, capsys):
     parent = config('parent', n_layer=3, loop='1-2x2', context=32)
     train(parent)
     child = config('child', init_from=parent.out_dir, decay_steps=0, n_layer=5)
@@ -331,7 +328,7 @@ def test_a_start_is_kept_and_what_it_decides_may_differ(config, capsys):
     assert train(dataclasses.replace(child, n_layer=8)) == 0        # the model decides that
 
 
-def test_a_batch_without_a_target_changes_nothing_and_ends_nothing(config, tmp_path):
+def test_train_batch_without_a_target(config, tmp_path):
     for split in ('train', 'val'):
         write_dataset(tmp_path / 'd', split, 'bytes', [1] * 340, mask=[0] * 340)
     c = config(data=str(tmp_path / 'd'), optimizer='adamw', weight_decay=0.0, grad_accum=2,
@@ -343,7 +340,7 @@ def test_a_batch_without_a_target_changes_nothing_and_ends_nothing(config, tmp_p
     assert (log_of(c)[-1]['step'], log_of(c)[-1]['val_loss']) == (c.steps, 0)
 
 
-def test_data_that_is_made_again_and_killed_is_no_dataset(tmp_path, monkeypatch):
+def test_write_dataset_killed_is_no_dataset(tmp_path, monkeypatch):
     write_dataset(tmp_path, 'train', 'bytes', [1] * 40)
     real = files.replace
 
@@ -357,7 +354,7 @@ def test_data_that_is_made_again_and_killed_is_no_dataset(tmp_path, monkeypatch)
         Loader(tmp_path, 1, 8)
 
 
-def test_a_run_keeps_its_tokenizers_file_and_no_other(config, tmp_path):
+def test_train_keeps_its_tokenizer_file(config, tmp_path):
     bpe(tmp_path / 'tok')
     made = (tmp_path / 'tok/tokenizer.json').rename(tmp_path / 'tok/mine.json')
     (made.parent / 'chat_template.jinja').write_text('of something else')

@@ -29,7 +29,7 @@ g_half = lambda x: x - 0.5 * x                  # by hand, every step below
     ('euler', 2, dict(T=2), 0.25),                      # two steps of length 1: naive
     ('rk', 2, dict(T=2), 0.5 * 0.25 + 0.5 * 0.5),
     ('midpoint', 1, dict(T=2), 1 - 1 + 0.5)])           # h = 2: x (1 - h/2 + h^2/8)
-def test_by_hand_on_a_linear_map(solver, K, options, expected):
+def test_solver_on_a_linear_map(solver, K, options, expected):
     x = SOLVERS[solver](g_half, ONE, K, **options)
     assert abs(x.item() - expected) < 1e-12
 
@@ -44,7 +44,7 @@ def by_stages(g, x, K, beta):
     return result
 
 
-def test_equation_16_and_its_tableau():
+def test_rk_is_equation_16():
     torch.manual_seed(0)
     A, x = torch.randn(5, 5, dtype=torch.float64) / 3, torch.randn(2, 3, 5, dtype=torch.float64)
     g = lambda y: y + torch.tanh(y @ A)
@@ -56,7 +56,7 @@ def test_equation_16_and_its_tableau():
 
 
 @pytest.mark.parametrize('solver', SOLVERS)
-def test_evaluations_are_counted_and_begin_with_the_plain_window(solver):
+def test_solver_evaluations_are_counted(solver):
     for K in (2, 4):
         seen = []
         x = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(1))
@@ -68,7 +68,7 @@ def test_evaluations_are_counted_and_begin_with_the_plain_window(solver):
 
 
 @pytest.mark.parametrize('solver', SOLVERS)
-def test_the_dtype_stays_and_no_token_knows_of_others(solver):
+def test_solver_keeps_dtype_and_tokens_apart(solver):
     g = lambda y: y * 0.9 + 0.1
     for dtype in (torch.bfloat16, torch.float16, torch.float64):
         assert SOLVERS[solver](g, torch.randn(2, 3, 4).to(dtype), 2).dtype == dtype
@@ -82,7 +82,7 @@ def test_the_dtype_stays_and_no_token_knows_of_others(solver):
         assert torch.allclose(SOLVERS[solver](g, x[:1], 2), clean[:1], atol=1e-6)
 
 
-def test_aitken_takes_the_plain_step_where_there_is_no_curvature():
+def test_aitken_without_curvature():
     "A straight line but for rounding: extrapolating it would step back by the safeguard's length."
     drift = lambda y: y + 1 + 1e-6 * y
     x = torch.zeros(1, 1, 1, dtype=torch.float64)
@@ -118,7 +118,7 @@ def test_window_refuses_settings(how, message):
         Window([0], **how)
 
 
-def test_window_of_a_solver_of_your_own(monkeypatch):
+def test_window_with_an_own_solver(monkeypatch):
     "It is entered by its name, by which a checkpoint keeps it; it says what it evaluates."
     def fading(g, x, K, share=0.5):
         for _ in range(2 * K):

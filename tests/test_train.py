@@ -20,7 +20,7 @@ from nanodepth.common.options import read
 from nanodepth.grow import untie
 from nanodepth.model import LM, ModelConfig, Refused, unrolled
 from nanodepth.models.checkpoint import load_model
-from nanodepth.retrofit import Core, sample_recurrence, surgery
+from nanodepth.retrofit import Core, core_of, sample_recurrence, surgery
 from nanodepth.scoring.rows import data_scores
 from nanodepth.text.tokens import write_dataset
 from nanodepth.train import train
@@ -28,10 +28,12 @@ from nanodepth.training import loader as loader_file, machine
 from nanodepth.training.checkpoint import load
 from nanodepth.training.loader import Loader
 from nanodepth.training.optimizers import Muon, make_optimizers, parameters_of
-from nanodepth.training.plan import Config, generator_for, plan
+from nanodepth.training.plan import Config, generator_for, model_config, plan, seed_for, stages
 
 pytestmark = pytest.mark.usefixtures('backward')
 
+# 1, 2, 3, 4 layers from steps 0, 2, 7, 14
+GROW = dict(grow='lidas', grow_block=1, n_layer=4, steps=30, decay_steps=5)
 COOLS = '--cooldown_data=x --cooldown_loop=3-2x2-3'
 CORE = '--recurrence=4 --backprop_depth=8 --curriculum=0.5'
 
@@ -56,7 +58,7 @@ def drawn_r(mean, step):
                                     batch=0)),
     (f'baseline {CORE}', 0, dict(r=drawn_r(1, 0), backprop_depth=1)),
     (f'baseline {CORE}', 599, dict(r=drawn_r(4, 599), backprop_depth=4))])
-def test_what_the_plan_of_a_step_says(words, step, said):
+def test_plan_of_a_step(words, step, said):
     name, *settings = words.split()
     found = plan(read(Config, [f'config/{name}.py', *settings]), step)._asdict()
     if 'rate' in said:
@@ -64,7 +66,71 @@ def test_what_the_plan_of_a_step_says(words, step, said):
     assert {key: found[key] for key in said} == said
 
 
-def test_a_run_learns_and_leaves_its_files(config):
+def slowly(c, model):
+    "A training written out: what its steps log, and the weights in the end."
+    optimizers, lines, flops = make_optimizers(model, c), [], 0
+    for step in range(c.steps):
+        now = plan(c, step)
+        if now.n_layer > len(model.layers):
+            model = untie(model, now.grown_from, optimizers)
+        model.order = now.order or model.order
+        if core := core_of(model):
+            core.r, core.backprop_depth = now.r, now.backprop_depth
+            core.generators = [generator_for(c.seed, f'state of row {n}', step)
+                               for n in range(c.batch_size)]
+        data = Loader(getattr(c, now.data), c.batch_size, c.context, seed=c.seed)
+        x, y, _ = data.batch(now.batch)
+        loss = model(x, y)
+        loss.backward()
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        gradients = [p.grad for group in groups for p in group['params']]
+        norm = math.sqrt(sum(g.square().sum().item() for g in gradients))
+        for g in gradients:
+            g *= min(1, c.grad_clip / norm) if c.grad_clip else 1
+        for group in groups:
+            group['lr'] = group['peak'] * now.rate
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        flops += x.numel() * model.flops_per_token(context=c.context)
+        if core:
+            core.r = c.recurrence
+        lines.append(dict(step=step + 1, loss=loss.item(), grad_norm=norm, lr=groups[0]['lr'],
+                          flops=flops, n_layer=len(model.layers), depth=len(unrolled(model.order)),
+                          tokens=x.numel() * (step + 1)))
+    return lines, model.state_dict()
+
+
+SLOWLY = dict(
+    muon=dict(adamw_lr=1e-3, grad_clip=0.05), adamw=dict(optimizer='adamw', grad_accum=2),
+    unclipped=dict(grad_clip=0.0, lr_shape='cosine'),
+    grows=GROW,
+    grows_a_checkpoint=dict(init_from='{data}/../four', grow='lidas', grow_from=4, n_layer=6,
+                            steps=14),
+    loops_and_cools=dict(n_layer=3, loop='1-1x2-1', cooldown_loop='1-1x3-1',
+                         cooldown_data='{data}'),
+    core=dict(init_from='{cut}', recurrence=3, backprop_depth=2, curriculum=0.5, optimizer='adamw'))
+
+
+@pytest.mark.parametrize('name', SLOWLY)
+def test_train_as_the_slow_form(name, config, placed, tiny, tmp_path):
+    "Batches, orders, growth, gradients and their norm, rates, and what it says that it cost."
+    save_run(tmp_path / 'four', tiny(vocab_size=257, n_layer=4, context=16))
+    c = config(**placed(SLOWLY[name]))
+    train(c)
+    if c.init_from:
+        model = load_model(c.init_from)
+    else:
+        torch.manual_seed(seed_for(c.seed, 'init'))
+        model = LM(model_config(c, stages(c)[0].n_layer, 257))
+    lines, weights = slowly(c, model)
+    for line, want in zip(log_of(c)[1:], lines, strict=True):
+        assert {key: line[key] for key in want} == pytest.approx(want, rel=1e-4)
+    for key, got in weights_of(c).items():
+        assert torch.allclose(got, weights[key], atol=1e-5), key
+
+
+def test_train_learns_and_leaves_files(config):
     c = config(steps=40, decay_steps=10, lr=1e-2, eval_every=20)
     train(c)
     log, model = log_of(c), load_model(c.out_dir)
@@ -79,26 +145,9 @@ def test_a_run_learns_and_leaves_its_files(config):
     about = json.loads((Path(c.out_dir) / 'run.json').read_text())
     assert about['tokenizer'] == 'bytes' and about['config']['lr'] == 1e-2
     assert about['data'] == [json.loads((Path(c.data) / 'train.json').read_text())['origin']]
-    # the loss of the first step is that of its batch, before any update
-    train(config('first', steps=1, warmup_steps=0, decay_steps=1, lr=0.0))
-    x, y, _ = Loader(c.data, c.batch_size, c.context, seed=c.seed).batch(0)
-    first = load_model(config('first').out_dir)
-    assert log[1]['loss'] == pytest.approx(first(x, y).item(), rel=1e-5)
 
 
-def test_a_checkpoint_grows(config):
-    first = config('first', n_layer=4)
-    train(first)
-    # 10 steps before the decay, a third of them shallow; with a rate of zero nothing else moves
-    c = config('deeper', init_from=first.out_dir, grow='lidas', n_layer=6, steps=14, warmup_steps=0,
-               lr=0.0, weight_decay=0.0)
-    train(c)
-    expected = untie(load_model(first.out_dir), [0, 1, 2, 1, 2, 3]).state_dict()
-    assert same(weights_of(c), expected)
-    assert {line['step']: line['n_layer'] for line in log_of(c) if 'grown' in line} == {4: 6}
-
-
-def test_a_run_keeps_the_words_of_what_it_begins_from(config):
+def test_train_keeps_the_parents_tokenizer(config):
     "Its chat template and how its texts end may be others than those of the data."
     first = config('first')
     train(first)
@@ -117,25 +166,17 @@ def test_a_run_keeps_the_words_of_what_it_begins_from(config):
     assert Path(c.out_dir, files[0]).read_text() == 'its own'
 
 
-# 1, 2, 3, 4 layers from steps 0, 2, 7, 14
-GROW = dict(grow='lidas', grow_block=1, n_layer=4, steps=30, decay_steps=5)
-
-
-def test_growth_happens_when_the_plan_says_and_is_logged(config, data, capsys):
+def test_train_grows_by_the_plan(config, data, capsys):
     c = config(**GROW, keep_stages=True, cooldown_data=str(data))
     train(c)
     log = log_of(c)
-    assert [line['n_layer'] for line in log] == [1] * 3 + [2] * 5 + [3] * 7 + [4] * 16
     grown = {line['step'] - 1: line['grown'] for line in log if 'grown' in line}
     assert [*grown] == [2, 7, 14]
-    costs = [LM(ModelConfig(n_layer=n, n_embd=32, n_head=2, context=16)).flops_per_token()
-             for n in (1, 2, 3, 4)]
-    assert log[-1]['flops'] == 64 * (2 * costs[0] + 5 * costs[1] + 7 * costs[2] + 16 * costs[3])
     out = capsys.readouterr().out
     assert f'data is read {log[25]["passes"]:.2f} times' in out         # of its trunk
     said = re.search(r'([\d.e+]+) training FLOPs, ([\d.]+)% less', out)
-    saved = 100 * (1 - log[-1]['flops'] / (30 * 64 * costs[3]))
-    assert float(said[2]) == pytest.approx(saved, abs=0.05)
+    full = 30 * 64 * load_model(c.out_dir).flops_per_token()
+    assert float(said[2]) == pytest.approx(100 * (1 - log[-1]['flops'] / full), abs=0.05)
     # keep_stages: each model as it was before it grew
     val = Loader(c.data, c.batch_size, c.context, 'val')
     for n, (step, event) in enumerate(grown.items(), 1):
@@ -146,7 +187,7 @@ def test_growth_happens_when_the_plan_says_and_is_logged(config, data, capsys):
 
 
 @pytest.mark.parametrize('optimizer', ['muon', by_layer])
-def test_a_growth_leaves_nothing_of_the_old_model_but_its_states(optimizer, config, monkeypatch):
+def test_train_growth_keeps_optimizer_states(optimizer, config, monkeypatch):
     "When the step after it begins. Each parameter has its source's state, so it goes on smoothly."
     old, alive, states = [], [], []
     change, update = train_file.change, train_file.update
@@ -181,7 +222,7 @@ ALIKE = dict(       # a run's settings, what a second run has otherwise, its pro
 
 
 @pytest.mark.parametrize('name', ALIKE)
-def test_pieces_ranks_and_looks_change_no_step(name, config, recurrent, tmp_path):
+def test_train_alike_in_pieces_and_ranks(name, config, recurrent, tmp_path):
     """The same tokens weigh the same, whoever computes them, and a first state is a function of a
     row's place in the batch."""
     fields, changes, processes, near = ALIKE[name]
@@ -234,6 +275,8 @@ def val_loss(model, loader):
 
 
 REFUSED = [
+    (dict(eval_batches=-1), 'eval_batches=-1 is below 0'), (dict(steps=0), 'steps=0 is below 1'),
+    (dict(grow_block=0), 'grow_block=0 is below 1'),
     (dict(warmup_steps=10), '10 steps of warm-up and 4 of decay are more than steps=12'),
     (dict(decay_steps=0, cooldown_loop='1-1x2'), 'a cool-down needs a decay'),
     (dict(grad_accum=3), 'batch_size=4 is no multiple of 1 processes x grad_accum=3'),
@@ -277,33 +320,24 @@ REFUSED = [
 
 
 @pytest.mark.parametrize('fields, line', REFUSED, ids=[line[:40] for _, line in REFUSED])
-def test_what_a_run_refuses_is_a_line_before_the_work_and_leaves_no_folder(
-        fields, line, config, placed):
-    c = config(**placed(fields))
+def test_train_refuses_before_the_work(
+        fields, line, config, placed, tmp_path):
     with pytest.raises(Refused, match=re.escape(line)) as error:
-        train(c)
-    assert '\n' not in str(error.value) and not Path(c.out_dir).exists()
+        train(config('refused', **placed(fields)))
+    assert '\n' not in str(error.value) and not (tmp_path / 'refused').exists()
 
 
 @pytest.mark.parametrize('fields', [dict(optimizer=numpy_rate), dict(optimizer=with_function),
                                     dict(order=[0, Times([1], np.int64(2))])],
                          ids=['numpy_rate', 'with_function', 'numpy_times'])
-def test_a_run_that_no_checkpoint_could_hold_takes_no_step(fields, config):
+def test_train_refuses_what_no_checkpoint_holds(fields, config):
     c = config(**fields)
     with pytest.raises(Refused, match='no checkpoint of this run could be read again'):
         train(c)
     assert not log_of(c) and not (Path(c.out_dir) / 'ckpt.pt').exists()
 
 
-def test_settings_are_numbers_from_0_or_1_on():
-    for fields, line in ((dict(eval_batches=-1), 'eval_batches=-1 is below 0'),
-                         (dict(steps=0), 'steps=0 is below 1'),
-                         (dict(grow_block=0), 'grow_block=0 is below 1')):
-        with pytest.raises(Refused, match=line):
-            Config(**fields)
-
-
-def test_a_cut_of_a_run_and_a_cut_of_random_weights(config, tiny, tmp_path):
+def test_train_cut(config, tiny, tmp_path):
     "It begins as surgery makes it, knows what its parent cost, and is resumed to the last bit."
     parent = tiny(vocab_size=257, n_layer=4, context=16)
     plain = save_run(tmp_path / 'plain', parent, flops=7)
@@ -333,12 +367,12 @@ def by_depth(model, c):
     return [torch.optim.AdamW(first, c.lr), torch.optim.SGD(rest, c.lr, momentum=0.9)]
 
 
-def test_states_of_two_kinds_of_optimizers_stay_apart_at_a_growth(config):
+def test_train_growth_with_two_optimizers(config):
     c = config(grow='lidas', grow_block=1, grow_from=2, n_layer=4, optimizer=by_depth)
     assert train(c) == 0
 
 
-def test_the_toy_is_made_where_it_is_read_and_is_not_there(config, tmp_path, monkeypatch):
+def test_make_toy_data_where_it_is_read(config, tmp_path, monkeypatch):
     made = []
     monkeypatch.setattr(loader_file, 'find', lambda path: tmp_path / path)
     monkeypatch.setattr(loader_file.subprocess, 'run', lambda argv, check: made.append(argv[1]))
@@ -357,14 +391,14 @@ def own(config, tmp_path):
     return make
 
 
-def test_a_kind_of_which_nothing_counts_has_no_numbers(tmp_path, config):
+def test_train_kind_without_targets(tmp_path, config):
     write_noise(tmp_path / 'data', ['text', 'copy'], mask=np.arange(8000) % 5 == 0)
     c = config(data=str(tmp_path / 'data'), steps=2, warmup_steps=1, decay_steps=0)
     train(c)
     assert {*log_of(c)[-1]['kinds']} == {'copy'}
 
 
-def test_a_growth_of_ones_own(own):
+def test_train_own_growth(own):
     "An operator, a beginning and a metric; the files of a run hold no function."
     text = (ROOT / 'config/own_growth.py').read_text()
     c = own(text)
@@ -393,7 +427,7 @@ def rows_and_rank(model, loader):
     return dict(rows=len(loader.batch(0)[0]), rank=machine.RANK)
 
 
-def test_each_process_gives_a_metric_its_own_rows_and_the_numbers_are_averaged(config):
+def test_train_metric_of_each_process(config):
     c = config(n_layer=1, steps=2, decay_steps=0, metric=rows_and_rank)
     assert ranks(c).codes == [0, 0]
     assert (log_of(c)[-1]['rows'], log_of(c)[-1]['rank']) == (c.batch_size / 2, 0.5)
@@ -414,7 +448,7 @@ def optimizer(model, c):
 '''
 
 
-def test_a_config_may_hold_steps_a_rate_and_an_optimizer(own, capsys):
+def test_train_own_span_rate_and_optimizer(own, capsys):
     "The Span is the one that docs/EXTEND.md writes."
     docs = (ROOT / 'docs/EXTEND.md').read_text()
     span = re.search(r'```python\n# mine\.py\n.*?(class Again.*?)\n\n\ndef', docs, flags=re.S)[1]
@@ -437,7 +471,7 @@ def test_a_config_may_hold_steps_a_rate_and_an_optimizer(own, capsys):
 
 @pytest.mark.parametrize('optimizer', ['muon', 'adamw'])
 @pytest.mark.parametrize('tied', [True, False])
-def test_every_parameter_has_one_optimizer(optimizer, tied):
+def test_make_optimizers_has_each_parameter_once(optimizer, tied):
     model = LM(ModelConfig(n_layer=2, n_embd=32, n_head=2, tie_embeddings=tied))
     optimizers = make_optimizers(model, Config(optimizer=optimizer, lr=1e-3, adamw_lr=1e-4,
                                                weight_decay=0.1, muon_scaling='original'))
@@ -451,31 +485,8 @@ def test_every_parameter_has_one_optimizer(optimizer, tied):
     assert [name for name, _ in groups].count('Muon') == (optimizer == 'muon')
 
 
-@pytest.mark.parametrize('optimizer, clip', [('muon', 0.01), ('muon', 0.0), ('adamw', 0.01)])
-def test_a_step_has_the_rate_of_the_plan_and_the_norm_that_is_given(config, optimizer, clip):
-    "The norm is that of both optimizers' gradients together; with 0 they are left as they are."
-    rates, squares = {Muon: [], torch.optim.AdamW: []}, [0] * 8
-
-    def note(optimizer, *_):
-        its = rates[type(optimizer)]
-        for group in optimizer.param_groups:
-            squares[len(its)] += sum(p.grad.square().sum().item() for p in group['params'])
-        its.append(group['lr'])
-    hook = register_optimizer_step_pre_hook(note)
-    c = config(steps=8, warmup_steps=3, optimizer=optimizer, lr=2e-3, grad_clip=clip,
-               adamw_lr=5e-4 if optimizer == 'muon' else None)
-    train(c)
-    hook.remove()
-    shares = [plan(c, step).rate for step in range(8)]
-    assert rates[torch.optim.AdamW] == pytest.approx([(c.adamw_lr or c.lr) * x for x in shares])
-    assert rates[Muon] == pytest.approx([c.lr * x for x in shares] if optimizer == 'muon' else [])
-    logged = [line['grad_norm'] for line in log_of(c) if 'grad_norm' in line]
-    norms = [math.sqrt(square) for square in squares]
-    assert min(logged) > 0.01 and norms == pytest.approx([clip] * 8 if clip else logged, rel=1e-3)
-
-
 @pytest.mark.parametrize('adjust', ['match_rms_adamw', 'original'])
-def test_muon_is_torchs(adjust, monkeypatch):
+def test_muon_as_torch(adjust, monkeypatch):
     """What each step changes and keeps, with the same random gradients, of which one is zero, and
     one parameter has none. For once torch iterates in float64."""
     monkeypatch.setattr(torch.Tensor, 'bfloat16', torch.Tensor.double)

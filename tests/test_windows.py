@@ -201,7 +201,7 @@ WAYS = [(dict(cache=cache, mode=mode, decode=decode),
 
 
 @pytest.mark.parametrize('name, form', [('ours', ''), *FORMS])
-def test_wrapped_is_what_the_slow_form_says(six, name, form):
+def test_wrapped_as_the_slow_form(six, name, form):
     "By each cache, mode and decode, and it leaves no trace, also after an error."
     model, t = six if name == 'ours' else family(name, form), tokens(11)
     readings, plain = [reading(model, t[:, :end]) for end in (5, 6, 11)], logits_of(model, t)
@@ -223,7 +223,7 @@ def test_wrapped_is_what_the_slow_form_says(six, name, form):
     ([0, Loop([1, Core([2, 3], r=2)]), 4, 5], 8), ([0, Loop([1, Loop([2]), 3], 'last'), 4, 5], 6),
     ([0, 1, 2, 1, Loop([2, 3]), 4, 5], 8),
     ([0, Span([1, Span([Loop([2, 1])])]), 3, Span([]), 5], 6)], ids=str)
-def test_spans_within_spans(listed, order, depth):
+def test_span_within_span_as_the_slow_form(listed, order, depth):
     t = tokens(11)
     readings = [reading(listed, t[:, :end]) for end in (5, 6, 11)]
     want, whole = (slowly(some, order, listed) for some in (readings, readings[-1:]))
@@ -236,7 +236,7 @@ def test_spans_within_spans(listed, order, depth):
     ([0, Span([1, Span([2, 1])]), 3, Span([]), 5], [0, 1, 2, 1, 3, 5], [0, 1, 2, 3, 4, 5]),
     ([0, Times([1, Times([2]), 3]), 2, 5], [0, 1, 2, 2, 3, 1, 2, 2, 3, 2, 5],
      [0, 1, 2, 2, 3, 1, 2, 2, 3, 4, 5])], ids=str)
-def test_a_span_is_the_order_that_it_unrolls_to(listed, order, plain, untied):
+def test_span_is_its_unrolled_order(listed, order, plain, untied):
     "To the last bit; and untied, layers of its own are each item once."
     t, runs = tokens(), []
     assert unrolled(order) == plain
@@ -252,7 +252,7 @@ def test_a_span_is_the_order_that_it_unrolls_to(listed, order, plain, untied):
     assert torch.equal(grown(t), runs[0][1])
 
 
-def test_a_span_that_runs_fewer_layers_moves_no_later_one(listed):
+def test_span_may_exit_early(listed):
     "An early exit: the layers behind it keep their depths, and so their place in a cache."
     class Exit(Span):
         def __call__(self, run, x):
@@ -270,7 +270,7 @@ def test_a_span_that_runs_fewer_layers_moves_no_later_one(listed):
     ([0, Window([1, 2], K=3), 3], [0, Window([1, 2], K=2), 3]),
     ([0, Window([1, 2], beta=0.5), 3], [0, Window([1, 2], beta=0.6), 3]),
     ([0, Core([1, 2, 3], r=4)], [0, Core([1, 2, 3], r=2)])], ids=str)
-def test_a_cache_of_another_order_is_refused(listed, before, after):
+def test_cache_of_another_order(listed, before, after):
     "Also one whose K, beta or r is another."
     cache = {}
     listed(tokens(), order=before, cache=cache)
@@ -297,7 +297,7 @@ def test_wrapped_puts_a_window_into_the_order(six, tiny):
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
-def test_off_values_are_the_plain_model_to_the_bit(six, dtype):
+def test_wrapped_off_values(six, dtype):
     model, t = six.to(dtype), tokens()
     plain, (cached, slots) = model(t), in_pieces(model, t, [6, 1, 1, 4])
     for K, beta in ((1, 0.3), (3, 1.0)):
@@ -372,32 +372,32 @@ def experts_used(model, run):
     return used
 
 
-@pytest.mark.parametrize('mode', ('block', 'layer'))
 @pytest.mark.parametrize('name', EXPERTS)
-def test_pin_keeps_the_experts_of_the_first_evaluation(name, mode):
+def test_wrapped_pin(name):
     "Also of compiled layers, and of layers whose forward accelerate has replaced."
     model, t = family(name, std=0.5), tokens()
     plain, cache = in_pieces(model, t, [11])
     runs = (lambda: model(t, use_cache=False), lambda: model(t, use_cache=True),
             lambda: model(t[:, 11:], past_key_values=copy.deepcopy(cache), use_cache=True))
-    for run in runs:
-        with wrapped(model, WINDOW, mode=mode, pin=True):
-            pinned = experts_used(model, run)
-        assert len(pinned) == 3
-        for indices, weights in pinned:
-            assert torch.equal(indices, pinned[0][0]) and torch.equal(weights, pinned[0][1])
-    with wrapped(model, WINDOW, mode=mode):
-        free = experts_used(model, runs[0])
-        assert not torch.equal(free[0][0], free[1][0])
+    for mode in ('block', 'layer'):
+        for run in runs:
+            with wrapped(model, WINDOW, mode=mode, pin=True):
+                pinned = experts_used(model, run)
+            assert len(pinned) == 3
+            for indices, weights in pinned:
+                assert torch.equal(indices, pinned[0][0]) and torch.equal(weights, pinned[0][1])
+        with wrapped(model, WINDOW, mode=mode):
+            free = experts_used(model, runs[0])
+            assert not torch.equal(free[0][0], free[1][0])
     hooks.add_hook_to_module(layers_of(model)[3], hooks.AlignDevicesHook('cpu'))
-    with wrapped(model, WINDOW, mode=mode, pin=True):
+    with wrapped(model, WINDOW, pin=True):
         want = logits_of(model, t)
     layers_of(model)[3].compile(backend='eager')
-    with wrapped(model, WINDOW, mode=mode, pin=True):
+    with wrapped(model, WINDOW, pin=True):
         assert torch.equal(logits_of(model, t), want)
     assert torch.equal(in_pieces(model, t, [11])[0], plain)
     model.train().gradient_checkpointing_enable()
-    with wrapped(model, WINDOW, mode=mode, pin=True), pytest.raises(Refused, match='turn it off'):
+    with wrapped(model, WINDOW, pin=True), pytest.raises(Refused, match='turn it off'):
         logits_of(model, t)
 
 
@@ -426,7 +426,7 @@ def test_wrapped_and_torch_compile(name):
 
 @pytest.mark.parametrize('name', ['llama', 'gpt2', 'bloom', 'qwen3_moe'])
 @pytest.mark.parametrize('reentrant', [False, True])
-def test_gradients_of_checkpoints(name, reentrant):
+def test_wrapped_gradient_checkpoints(name, reentrant):
     "The backward pass may come inside the `with`, after it, or after another forward."
     model, gradients = family(name).train(), []
     for module in model.modules():
@@ -505,7 +505,7 @@ def test_wrapped_goes_on_after_an_interrupt(evaluation):
         assert torch.equal(in_pieces(model, t, PIECES)[0], want)
 
 
-def test_two_windows_of_one_model():
+def test_wrapped_twice():
     model, t = family('llama'), tokens()
     with wrapped(model, (1, 2), 'naive', 2), wrapped(model, (4, 5), 'naive', 2):
         got = logits_of(model, t)
@@ -589,7 +589,7 @@ def test_wrapped_refuses(six, make, act, message):
         act(model)
 
 
-def test_wrapped_refuses_what_would_be_wrong_in_a_forward():
+def test_wrapped_refuses_in_a_forward():
     model, t = family('llama'), tokens()
     with wrapped(model, WINDOW):
         for ask, message in (
