@@ -130,9 +130,10 @@ def test_train_as_the_slow_form(name, config, placed, tiny, tmp_path):
         assert torch.allclose(got, weights[key], atol=1e-5), key
 
 
-def test_train_learns_and_leaves_files(config):
+def test_train_learns_and_leaves_files(config, capsys):
     c = config(steps=40, decay_steps=10, lr=1e-2, eval_every=20)
     train(c)
+    assert 'a branch of' not in capsys.readouterr().out
     log, model = log_of(c), load_model(c.out_dir)
     assert [line['step'] for line in log] == list(range(41))
     losses = [line['val_loss'] for line in log if 'val_loss' in line]
