@@ -5,17 +5,13 @@ not trained again, and what would now be made of something else is refused befor
 what evaluate says; a run that fails is named and in no mean.
 """
 import contextlib
-import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
+import threading
 
 import pytest
-from conftest import ROOT, asked_of, refused, save_run, state_of, stop_at, table_of
+from conftest import ROOT, asked_of, save_run, state_of, stop_at, table_of
 
 from docs.results.check import read_rows
 from nanodepth.__main__ import main as nanodepth
@@ -29,8 +25,8 @@ from nanodepth.training.plan import Config
 
 pytestmark = pytest.mark.usefixtures('undrawn', 'backward')
 
-SMALL = ('--n_embd=16 --n_head=2 --head_dim=8 --context=96 --batch_size=2 --steps=24 '
-         '--eval_every=12 --eval_batches=1')
+SMALL = ('--n_embd=16 --n_head=2 --head_dim=8 --context=96 --batch_size=2 --steps=12 '
+         '--eval_every=6 --eval_batches=1')
 BASE, GROWN = 'config/baseline.py --n_layer=4', 'config/lidas.py --n_layer=4'
 
 
@@ -72,12 +68,12 @@ def runs(tmp_path, seed=0, more='', **arms):
     return compare.runs_of(options, seed)
 
 
-def test_a_line_names_the_arms_above_it(tmp_path):
+def test_line_names_the_arms_above_it(tmp_path):
     of = runs(tmp_path, 3, '--lr=4e-3', plain=BASE,
-              late='config/retrofit.py --init_from={plain}/ckpt-12.pt --lr=2e-3',
+              late='config/retrofit.py --init_from={plain}/ckpt-6.pt --lr=2e-3',
               even='config/baseline.py --flops=late')
     config = read(Config, of['late'].words)             # a line's own have the last say
-    assert (config.lr, config.seed, config.init_from) == (2e-3, 3, f'{tmp_path}/plain-3/ckpt-12.pt')
+    assert (config.lr, config.seed, config.init_from) == (2e-3, 3, f'{tmp_path}/plain-3/ckpt-6.pt')
     assert [run.waits() for run in of.values()] == [False, True, True]
     assert read(Config, of['plain'].words).lr == 4e-3
 
@@ -90,44 +86,43 @@ def test_a_line_names_the_arms_above_it(tmp_path):
      'FLOPs pay for less than a step of'),
     (dict(a=BASE, b='config/retrofit.py --init_from={a} --recurence=2'), 'recurence is no setting'),
     (dict(a=BASE, b=f'{BASE} --steps=9 --decay_steps=10'), 'are more than steps=9')])
-def test_what_cannot_be_compared_is_refused_before_a_run(lines, said, call, tmp_path, capsys):
+def test_mistake_is_refused_before_a_run(lines, said, call, tmp_path, capsys):
     with pytest.raises(SystemExit):
         call(file_of(tmp_path, **lines), more='--steps=20')
     assert said in capsys.readouterr().err and call.runs == []
 
 
-def test_the_steps_for_which_flops_pay(tmp_path):
+def test_steps_for_which_flops_pay(tmp_path):
     "To less than a step, also where a model grows or a part of the cost is fixed."
-    for line in ('config/baseline.py', 'config/lidas.py',
-                 f'{BASE} --cooldown_loop=4x4 --decay_steps=20'):
-        for flops in (2e12, 2.3e12, 9e12):
-            steps = steps_for(flops, line.split())
-            _, own = costs([*line.split(), f'--steps={steps}'])
-            assert abs(own - flops) < own / steps
+    for line, flops in (('config/baseline.py', 2e12), ('config/lidas.py', 2.3e12),
+                        (f'{BASE} --cooldown_loop=4x4 --decay_steps=20', 9e12)):
+        steps = steps_for(flops, line.split())
+        _, own = costs([*line.split(), f'--steps={steps}'])
+        assert abs(own - flops) < own / steps
     of = runs(tmp_path, grown='config/lidas.py', less='config/baseline.py --flops=grown')
     config = read(Config, of['less'].all_words())       # what is a share there is one here
     assert (config.steps, config.warmup_steps, config.decay_steps) == (482, 40, 96)
 
 
-def test_what_a_model_begins_from_counts(call, data, tmp_path):
+def test_flops_of_what_a_model_begins_from_count(call, data, tmp_path):
     core = 'config/retrofit.py --init_from={plain} --cut=1-2-1 --recurrence=2'
     file = file_of(tmp_path, 'against = dict(core=["even"])', plain=BASE, core=core,
-                   even=f'{BASE} --flops=core', on=f'{BASE} --init_from={{plain}} --flops=core',
-                   late=f'{BASE} --branch_from={{plain}}/ckpt-12.pt --flops=core')
-    said = call(file, '--seeds=2', more=SMALL + ' --keep_every=12')
+                   even=f'{BASE} --flops=core',
+                   late=f'{BASE} --branch_from={{plain}}/ckpt-6.pt --flops=core')
+    said = call(file, '--seeds=2', more=SMALL + ' --keep_every=6')
     assert call.runs == [f'{name}-{seed}' for seed in (0, 1) for name in
-                         ('plain', 'core', 'even', 'on', 'late')]
+                         ('plain', 'core', 'even', 'late')]
     spent = {row['run']: row['training_flops'] for row in call.rows}
     for seed in (0, 1):                 # r is drawn, so each seed has other FLOPs
         own = planned(Config(**state_of(tmp_path / f'c/core-{seed}')['config']))
         assert spent[f'core-{seed}'] == own + spent[f'plain-{seed}']
-        for name in ('even', 'on', 'late'):
+        for name in ('even', 'late'):
             assert spent[f'{name}-{seed}'] == pytest.approx(spent[f'core-{seed}'], rel=0.03)
     assert spent['core-0'] != spent['core-1']
     assert where(table_of(said, 'loss'), model='core')[0]['compared with'] == 'even'
 
 
-def test_the_files_of_our_tables_have_the_arms_that_these_need():
+def test_files_of_our_tables_have_their_arms():
     options = compare.read_options(['docs/results/compare_toy.py', '--seeds=4'])
     runs = compare.runs_of(options, 4)
     equal = ['baseline', 'baseline_isoflops']
@@ -142,33 +137,32 @@ def test_the_files_of_our_tables_have_the_arms_that_these_need():
         'ordinary', 'four_grown']
 
 
-def test_two_configs_and_a_partner_and_what_evaluate_says_of_them(call, tmp_path, capsys):
+def test_two_configs_and_a_partner_have_the_rows_of_evaluate(call, tmp_path, capsys):
     words = [BASE, GROWN, '--tasks=toy_copy', '--dtype=float32']
-    partner = 'baseline --n_layer=4 --steps=21'
-    folders = ['baseline_--n_layer=4', 'lidas_--n_layer=4', 'baseline_--n_layer=4_--steps=21']
-    said = call(*words, '--seeds=2')
-    assert call.runs == [f'{name}-{seed}' for seed in (0, 1) for name in folders]
+    partner = 'baseline --n_layer=4 --steps=11'
+    folders = ['baseline_--n_layer=4', 'lidas_--n_layer=4', 'baseline_--n_layer=4_--steps=11']
+    assert 'not resolved (1 seed)' in call(*words, '--seeds=1-1')
+    assert call.runs == [f'{name}-1' for name in folders]
+    rows = call.rows
+    said = call(*words, '--seeds=2')        # what is there is not trained again
+    assert call.runs == [f'{name}-0' for name in folders]
+    key = lambda row: (row['run'], row['measure'])
+    assert sorted(where(call.rows, seed=1), key=key) == sorted(rows, key=key)
     assert [row['compared with'] for row in table_of(said, 'loss')] == [
         '', 'baseline --n_layer=4', partner, '']
     assert 'Comparisons made here: 4.' in said
-    folder = tmp_path / 'c/lidas_--n_layer=4-1'
     asked = Asked(tasks='toy_copy', n=4, batches=2, device='cpu', measures=('loss', 'log_prob'))
-    scores = asked_of(Subject(folder, asked))
+    scores = asked_of(Subject(tmp_path / 'c/lidas_--n_layer=4-1', asked))
     for name in ('loss', 'fifth', 'toy_copy', 'toy_copy log_prob'):
         [row] = where(call.rows, run='lidas_--n_layer=4-1', measure=name)
         assert row['mean'] == pytest.approx(scores[name].mean, rel=1e-12)
-
-    # again: nothing is trained; another seed is, and its rows stand beside the others
     rows = call.rows
     assert call(*words, '--seeds=2') == said and call.runs == [] and call.rows == rows
-    assert 'not resolved (1 seed)' in call(*words, '--seeds=3-3')
-    assert [run[-2:] for run in call.runs] == ['-3'] * 3
-    assert call.rows[:len(rows)] == rows and {row['seed'] for row in call.rows} == {0, 1, 3}
     # an arm that is the partner is not trained twice; one of equal FLOPs has none
-    call(BASE, GROWN, f'{BASE} --steps=21', f'{BASE} --lr=1e-3', *words[2:], '--seeds=1')
+    call(BASE, GROWN, f'{BASE} --steps=11', f'{BASE} --lr=1e-3', *words[2:], '--seeds=1')
     assert call.runs == ['baseline_--n_layer=4_--lr=1e-3-0']
 
-    theirs = table_of(call(*words, '--seeds=2'), 'loss')[1]
+    theirs = table_of(said, 'loss')[1]
     folders = [str(tmp_path / f'c/{name}-{seed}') for name in folders[:2] for seed in (0, 1)]
     nanodepth('evaluate', [*folders, '--against=baseline_--n_layer=4', '--batches=2',
                            '--device=cpu', f'--out={tmp_path / "e.csv"}'])
@@ -176,7 +170,7 @@ def test_two_configs_and_a_partner_and_what_evaluate_says_of_them(call, tmp_path
     assert ours['difference'] == theirs['difference'] and ours['p'] == theirs['p']
 
 
-def test_ways_and_a_metric(call, tmp_path, capsys):
+def test_file_gives_ways_and_a_metric(call, tmp_path, capsys):
     text = '''
 ways = dict(plain=['--loop=1-2x2-1', '--window=1-2 --solver=rk --K=2,3', '--window=1-2 --K=3'])
 show = ('tokens', 'gate')
@@ -189,7 +183,7 @@ def metric(model, loader):
     thin = where(table_of(said, 'tokens'), model='thin')[0]
     assert thin['compared with'] == 'plain' and thin['so many seeds say'] == 'lower'
     assert table_of(said, 'gate')[1]['so many seeds say'] == 'not resolved (2 seeds)'
-    assert {row['tokens'] for row in call.rows} == {24 * 2 * 96}
+    assert {row['tokens'] for row in call.rows} == {12 * 2 * 96}
     assert len({row['way'] for row in call.rows}) == 5
     assert len(where(call.rows, measure='loss')) == 2 * (5 + 1)
     with pytest.raises(SystemExit):
@@ -199,11 +193,10 @@ def metric(model, loader):
 
 EDITS = [('mine.py', '1.0', '2.0', 'mine.py'), ('helper.py', '1', '2', 'helper.py'),
          ('arms.py', 'lr=1e-3', 'lr=2e-3', 'words'), ('arms.py', '1-2-1', '0-1-1', 'words'),
-         ('data/val.json', '"bytes"', '"Bytes"', 'val'),
-         ('p/ckpt.pt', None, None, 'ckpt.pt')]
+         ('data/val.json', '"bytes"', '"Bytes"', 'val'), ('p/ckpt.pt', 'step', 'stop', 'ckpt.pt')]
 
 
-def test_what_was_edited_is_refused_before_a_run_and_named(call, data, tiny, tmp_path, capsys):
+def test_edit_is_refused_before_a_run_and_named(call, data, tiny, tmp_path, capsys):
     (tmp_path / 'helper.py').write_text('SHARE = 1\n')
     (tmp_path / 'mine.py').write_text('from helper import SHARE as _share\nn_layer = 4\n'
                                       'def lr_shape(c, step):\n    return 1.0 * _share\n')
@@ -211,31 +204,28 @@ def test_what_was_edited_is_refused_before_a_run_and_named(call, data, tiny, tmp
     file = file_of(tmp_path, mine=f'{tmp_path}/mine.py --lr=1e-3',
                    cut='config/retrofit.py --init_from={mine} --cut=1-2-1',
                    on=f'{BASE} --init_from={tmp_path}/p')
+
+    def refused(more=SMALL):
+        with pytest.raises(SystemExit, match='2'):
+            call(file, '--seeds=1', more=more)
+        return capsys.readouterr().err
     call(file, '--seeds=1')
     for name, old, new, says in EDITS:
         before = (tmp_path / name).read_bytes()
-        if old:
-            (tmp_path / name).write_bytes(before.replace(old.encode(), new.encode()))
-        else:
-            save_run(tmp_path / 'p', tiny(1, vocab_size=257, context=96), data)
-        with pytest.raises(SystemExit, match='2'):
-            call(file, '--seeds=1')
-        said = capsys.readouterr().err
-        assert re.search(rf'was made of something else \((.*, )?{says}(, .*)?: see', said)
+        (tmp_path / name).write_bytes(before.replace(old.encode(), new.encode()))
+        assert re.search(rf'was made of something else \((.*, )?{says}(, .*)?: see', refused())
         (tmp_path / name).write_bytes(before)
     call(file, '--seeds=1', more=f'{SMALL} --log_every=3')      # as a resume may
     assert call.runs == []
     (tmp_path / 'helper.py').write_text('SHARE = 2\n')     # the old run goes; what began from it?
     shutil.rmtree(tmp_path / 'c/mine-0')
-    with pytest.raises(SystemExit, match='2'):
-        call(file, '--seeds=1')
-    assert 'cut-0 was made of something else (mine: see' in capsys.readouterr().err
+    assert 'cut-0 was made of something else (mine: see' in refused()
     shutil.rmtree(tmp_path / 'c/cut-0')
     call(file, '--seeds=1')
     assert call.runs == ['mine-0', 'cut-0']
 
 
-def test_datasets_that_change_places_are_others(data, tmp_path):
+def test_datasets_in_another_order_are_others(data, tmp_path):
     shutil.copytree(data, tmp_path / 'two')
     about = tmp_path / 'two/train.json'
     about.write_text(about.read_text().replace('"bytes"', '"Bytes"'))
@@ -244,38 +234,28 @@ def test_datasets_that_change_places_are_others(data, tmp_path):
     assert len({fact for each in facts for fact in each if fact.startswith('data ')}) == 2
 
 
-def test_a_config_that_is_edited_during_the_command_has_no_other_seed(call, tmp_path, monkeypatch,
-                                                                      capsys):
-    mine, made = tmp_path / 'mine.py', compare.call
+def test_stopped_comparison_goes_on(call, tmp_path):
+    file = file_of(tmp_path, plain=BASE, core='config/retrofit.py --init_from={plain} --cut=1-2-1')
+    stop_at(5)
+    with pytest.raises(SystemExit, match='130'):
+        call(file, '--seeds=1')
+    assert 0 < state_of(tmp_path / 'c/plain-0')['step'] < 12 and call.runs == ['plain-0']
+    call(file, '--seeds=1')
+    assert call.runs == ['plain-0', 'core-0']
+    assert {row['steps'] for row in call.rows} == {12}
+
+
+def test_failed_run_is_named_and_the_tables_stand(call, tmp_path, monkeypatch, capsys):
+    "So is one whose config is edited while the command runs: it would be of another model."
+    mine, call_train = tmp_path / 'mine.py', compare.call
 
     def edit(words, said):
-        made(words, said)
+        call_train(words, said)
         mine.write_text('n_layer = 4\nlr = 1e-3\n')
-    mine.write_text('n_layer = 4\n')
     monkeypatch.setattr(compare, 'call', edit)
-    with pytest.raises(SystemExit, match='1'):
-        call(mine, BASE, '--seeds=2')
-    said = capsys.readouterr().out
-    assert 'mine, seed 1, is in no mean: mine was edited after this command had begun' in said
-    assert call.runs == ['mine-0', 'baseline_--n_layer=4-0', 'baseline_--n_layer=4-1']
-
-
-def test_what_was_stopped_goes_on(call, tmp_path):
-    on = f'{BASE} --init_from={{plain}}'
-    file = file_of(tmp_path, plain=BASE, on=on,
-                   core='config/retrofit.py --init_from={plain} --cut=1-2-1')
-    stop_at(10)
-    with pytest.raises(SystemExit):
-        call(file, '--seeds=1')
-    assert 0 < state_of(tmp_path / 'c/plain-0')['step'] < 24 and call.runs == ['plain-0']
-    call(file, '--seeds=1')
-    assert call.runs == ['plain-0', 'on-0', 'core-0']
-    assert {row['steps'] for row in call.rows} == {24}
-
-
-def test_a_run_that_fails_is_named_and_the_tables_stand(call, tmp_path, capsys):
-    file = file_of(tmp_path, 'ways = dict(short=["--r=2"])',
-                   a=f'{BASE} --lr=1e30 --optimizer=adamw', b=BASE, short=f'{BASE} --steps=20',
+    mine.write_text('n_layer = 4\n')
+    file = file_of(tmp_path, 'ways = dict(short=["--r=2"])', b=BASE, mine=str(mine),
+                   a=f'{BASE} --lr=1e30 --optimizer=adamw', short=f'{BASE} --steps=20',
                    on=f'{BASE} --init_from={{a}}', less=f'{BASE} --flops=a',
                    bad='config/retrofit.py --init_from={b} --cut=4-4-4')
     with pytest.raises(SystemExit, match='1'):
@@ -283,23 +263,30 @@ def test_a_run_that_fails_is_named_and_the_tables_stand(call, tmp_path, capsys):
     said = capsys.readouterr().out
     for name, why in (('a', '.*step .* was not taken: loss'), ('on', 'a, which it needs, is not'),
                       ('less', 'a, which it needs, is not'), ('bad', '.*4-4-4'),
-                      ('short', '--r=2: this model has no recurrent core')):
+                      ('short', '--r=2: this model has no recurrent core'),
+                      ('mine', 'mine was edited after this command had begun')):
         assert re.search(f'{name}, seed 0, is in no mean: {why}', said), name
-    assert [row['model'] for row in table_of(said, 'loss')] == ['b']
+    assert [row['model'] for row in table_of(said, 'loss')] == ['b'] and 'mine-0' not in call.runs
 
 
-def test_sigterm_ends_the_run_in_hand_which_saves_first(data, tmp_path):
-    more = SMALL.replace('--steps=24', '')
-    words = [f'{BASE} --steps=9000', f'{BASE} --steps=5', '--seeds=1', '--device=cpu',
-             f'--out={tmp_path / "c"}', f'--more={more} --data={data}']
-    # somebody else's, in the current folder: it is not what a run imports
+def test_sigterm_ends_the_run_in_hand_which_saves_first(data, tmp_path, monkeypatch):
+    "Somebody else's tqdm.py in the current folder is not what a run imports."
     (tmp_path / 'tqdm.py').write_text('raise SystemExit("a stranger\'s code")')
     (tmp_path / 'config').symlink_to(ROOT / 'config')
-    process = subprocess.Popen([sys.executable, '-P', '-m', 'nanodepth', 'compare', *words],
-                               env=os.environ | dict(PYTHONPATH=str(ROOT)), cwd=tmp_path)
-    while not (logs := [*tmp_path.glob('c/*/log.jsonl')]) and process.poll() is None:
-        time.sleep(0.1)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 130
-    assert 0 < state_of(logs[0].parent)['step'] < 9000
-    assert 'the same command goes on' in Path(f'{logs[0].parent}.txt').read_text()
+    monkeypatch.chdir(tmp_path)
+    run, said, ended = tmp_path / 'run', tmp_path / 'run.txt', threading.Event()
+
+    def stop():
+        while not (run / 'log.jsonl').exists() and not ended.wait(0.05):
+            pass
+        if not ended.is_set():
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)
+    threading.Thread(target=stop).start()
+    settings = [*BASE.split(), *SMALL.split(), '--steps=9000', f'--data={data}', '--device=cpu']
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            compare.call(['train', *settings, f'--out_dir={run}'], said)
+    finally:
+        ended.set()
+    assert 0 < state_of(run)['step'] < 9000
+    assert 'the same command goes on' in said.read_text()

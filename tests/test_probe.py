@@ -108,12 +108,12 @@ def test_depth_score_keeps_no_record_of_all_layers(tiny, monkeypatch):
     assert depth_score(tiny(), tokens())[0] > 0
 
 
-def test_what_does_nothing_scores_nothing(tiny):
+def test_layer_that_does_nothing_scores_nothing(tiny):
     model, t = tiny(n_layer=4), tokens()
     for layer in (model.layers[1], model.layers[3]):
         layer.attn.o.weight.zero_(), layer.mlp.down.weight.zero_()
     with restored(model):
-        # behind layer 2 nothing carries its result on
+        # after layer 2 nothing carries its result on
         assert (depth_score(model, t)[1] > 0).tolist() == [True, False, False, False]
         for propagate in (True, False):
             matrix = future_effects(model, t, propagate=propagate)
@@ -135,7 +135,7 @@ def test_norms_and_cosines_by_hand(tiny):
             assert found[name][d].item() == pytest.approx(value.mean().item(), abs=1e-5), name
 
 
-def test_similarity_of_grown_layers(tiny):
+def test_block_similarity_of_grown_layers(tiny):
     model = untie(tiny(n_layer=4), lidas(4, 2))
     origin = torch.tensor([0, 1, 2, 1, 2, 3])
     copies, same = origin[:, None] == origin, block_similarity(model)
@@ -145,7 +145,7 @@ def test_similarity_of_grown_layers(tiny):
     assert block_similarity(model, 2)[0, 1].item() == pytest.approx(by_hand, abs=1e-5)
 
 
-def test_recurrent_models_by_unrolled_depth(tiny):
+def test_depth_score_of_a_recurrent_model(tiny):
     parent, t = tiny(n_layer=4), tokens()
     model = surgery(parent, '1-2-1', r=2)
     torch.nn.init.normal_(model.adapter.weight, std=0.2)
@@ -160,27 +160,31 @@ def test_recurrent_models_by_unrolled_depth(tiny):
     assert torch.allclose(future_effects(once, t), future_effects(parent, t), atol=1e-6)
 
 
-@pytest.mark.parametrize('change, start, length, expected', [
-    (probe.swap_blocks, 1, 2, [0, 3, 4, 1, 2, 5]), (probe.swap_blocks, 0, 1, [1, 0, 2, 3, 4, 5]),
-    (probe.skip_blocks, 2, 3, [0, 1, 5]),
-    (probe.reverse_block, 1, 4, [0, 4, 3, 2, 1, 5]),
-    (probe.reverse_block, 0, 1, [0, 1, 2, 3, 4, 5])])
-def test_orders(change, start, length, expected):
-    order = list(range(6))
-    assert change(order, start, length) == expected and order == list(range(6))
+SIX, FORTY = [*range(6)], [4, 6, 8, 10, 12, 14, 17, 18, *range(21, 26), 27, 29, 34]
 
 
-def test_sweeps_over_orders(tiny):
+@pytest.mark.parametrize('function, arguments, value', [
+    (probe.swap_blocks, [SIX, 1, 2], [0, 3, 4, 1, 2, 5]),
+    (probe.swap_blocks, [SIX, 0, 1], [1, 0, 2, 3, 4, 5]),
+    (probe.skip_blocks, [SIX, 2, 3], [0, 1, 5]),
+    (probe.reverse_block, [SIX, 1, 4], [0, 4, 3, 2, 1, 5]),
+    (probe.reverse_block, [SIX, 0, 1], SIX),
+    (probe.pick_boundaries, [32], [*range(31)]), (probe.pick_boundaries, [40], FORTY)])
+def test_orders_and_boundaries_by_hand(function, arguments, value):
+    assert [*function(*arguments)] == value and SIX == [*range(6)]
+
+
+def test_order_sweep_runs_each_order_once(tiny):
     model, look = tiny(n_layer=3), lambda model: dict(order=tuple(model.order))
-    rows = probe.order_sweep(model, look, probe.skip_blocks, (1, 3))
-    assert model.order == [0, 1, 2]
-    assert [row['order'] for row in rows] == [(0, 1, 2), (1, 2), (0, 2), (0, 1)]
     swap = lambda *where: probe.swap_blocks(*where)     # by whatever name
-    rows = probe.order_sweep(model, look, swap, (1, 2))
-    assert [row['order'] for row in rows] == [(0, 1, 2), (1, 0, 2), (0, 2, 1)]
+    for change, sizes, orders in ((probe.skip_blocks, (1, 3), [(1, 2), (0, 2), (0, 1)]),
+                                  (swap, (1, 2), [(1, 0, 2), (0, 2, 1)])):
+        rows = probe.order_sweep(model, look, change, sizes)
+        assert model.order == [0, 1, 2]
+        assert [row['order'] for row in rows] == [(0, 1, 2), *orders]
 
 
-def test_where_there_is_no_one_effect_of_a_layer(tiny):
+def test_probes_refuse_what_has_no_one_effect(tiny):
     "A Window has no one update; behind an adapter is no sum of them; noise has effects, too."
     model, t = tiny(), tokens()
     recurrent = surgery(model, '1-2-1', r=2)
@@ -201,7 +205,6 @@ def test_where_there_is_no_one_effect_of_a_layer(tiny):
             depth_score(model, t, boundaries=[boundary])
     with pytest.raises(Refused, match='rows of one token'):
         depth_score(model, t[:, :1])
-    assert probe.pick_boundaries(32) == range(31) and len(probe.pick_boundaries(33)) == 16
 
 
 @pytest.fixture
@@ -209,7 +212,7 @@ def looped_model(tiny):
     return tiny(vocab_size=257, n_layer=4, order=[0, 1, 2, 1, 3])
 
 
-def test_before_training_it_is_the_logit_lens_and_the_last_depth_is_the_model(looped_model):
+def test_lens_begins_as_the_logit_lens(looped_model):
     t, lens = tokens(), TunedLens(5, 32)
     kl, overlap = quality(looped_model, lens, t)
     for a, b in zip((kl, overlap), quality(looped_model, None, t)):
@@ -229,7 +232,7 @@ def test_before_training_it_is_the_logit_lens_and_the_last_depth_is_the_model(lo
 
 
 @torch.enable_grad()
-def test_one_depth_at_a_time_is_all_at_once(looped_model, data):
+def test_lens_is_trained_as_in_one_backward(looped_model, data):
     "Against the sum of all depths' divergences in one backward pass; the model stays as it is."
     lens, loader = TunedLens(5, 32), Loader(data, 8, 16)
     with restored(looped_model):
@@ -249,17 +252,12 @@ def test_one_depth_at_a_time_is_all_at_once(looped_model, data):
         assert torch.allclose(a, b, atol=1e-5) and a.abs().sum() > 0
 
 
-def test_which_boundaries_are_drawn():
-    assert [*probe.pick_boundaries(32)] == [*range(31)]
-    assert probe.pick_boundaries(40) == [4, 6, 8, 10, 12, 14, 17, 18, *range(21, 26), 27, 29, 34]
-
-
 FEW = ['--count=4', '--length=10', '--n=6', '--batches=1', '--lens_steps=3', '--tasks=toy_assign/1',
        '--device=cpu']
 
 
 @torch.enable_grad()
-def test_one_command_one_page(tiny, data, tmp_path, capsys):
+def test_probe_writes_one_page(tiny, data, tmp_path, capsys):
     model, out = tiny(vocab_size=257), tmp_path / 'page'
     models = dict(plain=model, loop=tiny(vocab_size=257, n_layer=2, order=[0, 1, 0, 1]),
                   cut=surgery(model, '1-2-1', r=2))
@@ -287,36 +285,39 @@ def test_one_command_one_page(tiny, data, tmp_path, capsys):
     assert re.search(rf'plain +\| {score["plain"]:.3f} +\| {score["plain"] / 3:.3f} ', said)
 
 
-def test_each_map_is_what_its_title_says(tiny):
+def test_heatmap_is_what_its_titles_say(tiny):
     model, tokens = tiny(), torch.arange(12)[None]
     rows = page.heatmap_attn(SimpleNamespace(model=model, tokens=tokens))
-    for setting in ('future tokens, propagated', 'future tokens, local', 'all tokens, propagated',
-                    'all tokens, local'):
-        wanted = probe.future_effects(model, tokens, part='attn', future='future' in setting,
-                                      propagate='propagated' in setting)
-        here = [row for row in rows if row['setting'] == setting]
-        assert len(here) == 6
-        assert all(row['change'] == wanted[row['erased'], row['observed']] for row in here)
+    titles = [f'{which} tokens, {how}' for which in ('future', 'all')
+              for how in ('propagated', 'local')]
+    assert [row['setting'] for row in rows] == [title for title in titles for _ in range(6)]
+    wanted = {title: probe.future_effects(model, tokens, part='attn', future='future' in title,
+                                          propagate='propagated' in title) for title in titles}
+    for row in rows:
+        assert row['change'] == wanted[row['setting']][row['erased'], row['observed']]
 
 
 @torch.enable_grad()
-def test_a_lens_is_trained_on_rows_that_no_probe_looks_at(data, tiny, tmp_path, monkeypatch):
+def test_lens_is_trained_on_rows_not_looked_at(data, tiny, tmp_path, monkeypatch):
     "49 rows in batches of 4: 40 examples take 10 batches, and nine rows are left."
     run = save_run(tmp_path / 'run', tiny(vocab_size=257, context=16), data)
-    trained = []
-    real = page.train_lens
-    monkeypatch.setattr(page, 'train_lens', lambda model, rows, *_, batches, **how: (
-        trained.extend(rows.batch(step)[0] for step in batches),
-        real(model, rows, 1, batches=batches))[1])
-    looked = []
-    monkeypatch.setattr(page, 'quality', lambda model, lens, tokens: (
-        looked.append((lens, tokens)), (torch.zeros(4), torch.zeros(4)))[1])
+    trained, looked, train_for_real = [], [], page.train_lens
+
+    def train_lens(model, rows, *_, batches, **how):
+        for step in batches:
+            trained.extend(map(tuple, rows.batch(step)[0].tolist()))
+        return train_for_real(model, rows, 1, batches=batches)
+
+    def quality(model, lens, tokens):
+        looked.append((lens, [*map(tuple, tokens.tolist())]))
+        return torch.zeros(4), torch.zeros(4)
+    monkeypatch.setattr(page, 'train_lens', train_lens)
+    monkeypatch.setattr(page, 'quality', quality)
     line = [run, '--only=early_exit', f'--out={tmp_path / "p"}', '--device=cpu', '--n=2',
             '--batches=1', '--tasks=']
     nanodepth('probe', [*line, '--count=40'])
-    rows = {tuple(row.tolist()) for row in torch.cat(trained)}
-    (_, tokens), (lens, _) = looked         # without one, and with it
-    assert len(rows) == 9 and not rows & {tuple(row.tolist()) for row in tokens}
+    (_, rows), (lens, _) = looked           # without one, and with it
+    assert len({*trained}) == 9 and len(rows) == 40 and not {*trained} & {*rows}
     assert lens.weight.shape == (3, 32, 32)         # the last depth is the model itself
     assert [path.name for path in (tmp_path / 'p').glob('*.csv')] == ['early_exit.csv']
     nanodepth('probe', [*line, '--count=49'])

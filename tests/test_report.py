@@ -4,15 +4,14 @@ Promised: sampling is seeded and loops; a run and several have a picture; the ta
 errors over the seeds; paired tests against every sign tried one by one.
 """
 import json
-import shutil
-from collections import Counter
 
 import pytest
-import torch
 from conftest import SMALL, refused, save_run
+from docs.results.check import read_rows
 from matplotlib.figure import Figure
 
 from nanodepth.__main__ import main as nanodepth
+from nanodepth.common.errors import Refused
 from nanodepth.models.checkpoint import load_model
 from nanodepth.report import logs as report_runs, plot, tables
 from nanodepth.report.logs import log_of
@@ -35,7 +34,7 @@ def test_sample_goes_on_is_seeded_and_loops(tmp_path, tiny, capsys):
     assert '|' in sample(f'--prompt={"a" * 32}', '--tokens=1')          # the context slides
 
 
-def test_one_picture_of_one_run_and_one_of_two(data, tmp_path, capsys):
+def test_picture_of_one_run_and_of_two(data, tmp_path, capsys):
     train(Config(**SMALL | dict(steps=3, warmup_steps=0, decay_steps=1, data=str(data),
                                 out_dir=str(tmp_path / 'run'))))
     run, other = tmp_path / 'run', tmp_path / 'other'
@@ -51,8 +50,8 @@ def test_one_picture_of_one_run_and_one_of_two(data, tmp_path, capsys):
     assert log_of(run)[-1]['flops'] == own + 7
 
 
-def test_a_picture_has_a_row_for_each_run_and_a_curve_for_each_kind_where_it_was_measured(
-        tmp_path, monkeypatch):
+def test_picture_has_a_row_for_each_run(tmp_path, monkeypatch):
+    "And a curve for each kind, where it was measured."
     drawn = []
     monkeypatch.setattr(Figure, 'savefig',
                         lambda self, path, **_: drawn.append(self) or path.write_bytes(b'PNG'))
@@ -77,52 +76,51 @@ def line(step, layers, accuracy, loss=1.0):
                 kinds=dict(text=dict(loss=2.0), look=dict(accuracy=accuracy)))
 
 
-def seeded(folder, seed, order=(0, 1), **config):
-    folder.mkdir(parents=True)
-    torch.save(dict(config=dict(seed=seed, **config), order=list(order)), folder / 'ckpt.pt')
-    return folder
-
-
 @pytest.mark.parametrize('run, group, seed', [
     ('lidas-1', 'lidas', 1), ('lidas', 'lidas', None), ('lr1e-4', 'lr1e', 4), ('e-01', 'e', 1),
-    ('base_1-2-1', 'base_1-2-1', None), ('base_10-2-10', 'base_10-2-10', None),
-    ('base_1-2-1-3', 'base_1-2-1', 3), ('out/a-0/ckpt-9.pt', 'out/a/ckpt-9.pt', 0)])
+    ('base_10-2-10', 'base_10-2-10', None), ('base_1-2-1-3', 'base_1-2-1', 3),
+    ('out/a-0/ckpt-9.pt', 'out/a/ckpt-9.pt', 0)])
 def test_names_of_seeds(run, group, seed):
     "Two cuts of one run, base_1-2-1 and base_1-2-2, are two models."
-    assert tables.names_of(run) == dict(run=run, group=group) | (
-        {} if seed is None else dict(seed=seed))
+    wanted = dict(run=run, group=group, seed=seed)
+    assert tables.names_of(run) == {
+        key: value for key, value in wanted.items() if value is not None}
 
 
-def test_runs_side_by_side_by_hand(tmp_path, capsys):
+def test_rows_of_others_are_not_written_over(tmp_path):
+    path = tmp_path / 'e.csv'
+    path.write_text('name,grade\nAda,1\n')
+    for write in (lambda: tables.write_csv([dict(run='a', mean=1.0)], path),
+                  lambda: tables.add_to_csv(path, [dict(run='a', mean=1.0)])):
+        with pytest.raises(Refused, match='no rows of ours: choose another --out'):
+            write()
+    assert path.read_text() == 'name,grade\nAda,1\n'
+
+
+def test_plot_of_runs_by_hand(tmp_path):
     groups = dict(base=[[line(0, 2, 0.1), line(5, 2, 0.5), line(9, 2, 0.6, loss)]
                         for loss in (1.0, 3.0)],
-                grown=[[line(0, 1, 0), line(4, 2, 0.8), line(9, 2, 1.0, 6.0)],
-                       [line(0, 1, 0), line(4, 2, 0.7), line(9, 2, 0.7, 8.0)]])
+                  grown=[[line(0, 1, 0), line(4, 2, 0.8), line(9, 2, 1.0, 6.0)],
+                         [line(0, 1, 0), line(4, 2, 0.7), line(9, 2, 0.7, 8.0)]])
     assert [entry['step'] for entry in report_runs.growths(groups['grown'][0])] == [4]
     assert not report_runs.growths(groups['base'][0])
     assert [(row['flops'], row['loss']) for row in report_runs.measured(
         [groups['base'][0], groups['grown'][0]])] == [(0, 1), (0, 1), (90, 1), (90, 6)]
-    for name, group in groups.items():
-        for seed, log in enumerate(group):
-            (seeded(tmp_path / f'{name}-{seed + 3}', seed + 3) / 'log.jsonl').write_text(
-                '\n'.join(map(json.dumps, log)))
-    runs, csv = sorted(tmp_path.iterdir()), tmp_path / 'toys.csv'
-    nanodepth('plot', [*map(str, runs), f'--out={tmp_path / "toys.png"}'])
-    rows = csv.read_text()
-    for run in runs:                    # logs that were copied without their checkpoints
-        config = torch.load(run / 'ckpt.pt')['config'] | dict(init_from='parent')
+    runs = [tmp_path / f'{name}-{seed}' for name in groups for seed in (3, 4)]
+    for run, log in zip(runs, sum(groups.values(), [])):    # logs copied without checkpoints
+        run.mkdir()
+        (run / 'log.jsonl').write_text('\n'.join(map(json.dumps, log)))
+        config = dict(seed=int(run.name[-1]), init_from='parent')
         (run / 'run.json').write_text(json.dumps(dict(config=config)))
-        (run / 'ckpt.pt').unlink()
     nanodepth('plot', [*map(str, runs), f'--out={tmp_path / "toys.png"}'])
-    assert csv.read_text() == rows
+    rows = read_rows(tmp_path / 'toys.csv')
+    assert [(row['run'], row['seed'], row['look']) for row in rows[-2:]] == [
+        ('grown', 3, 1.0), ('grown', 4, 0.7)]
     both, one = (plot.draw_runs(groups, kinds) for kinds in (['loss', 'look'], ['look']))
     assert one.axes[0].get_ylabel() == both.axes[2].get_ylabel() == 'look: % right'
-    last = [row.split(',') for row in rows.splitlines()[-2:]]
-    assert [(row[0], row[1], row[-1]) for row in last] == [('grown', '3', '1.0'),
-                                                           ('grown', '4', '0.7')]
 
 
-def test_what_training_costs_is_a_mean_over_seeds():
+def test_cost_of_training_is_a_mean_over_seeds():
     groups = {run: [[dict(step=step, flops=10 * step + seed, depth=1, val_loss=5.0 - step,
                           kinds=dict(x=dict(accuracy=0.5))) for step in range(1, 6 - seed)]
                     for seed in range(seeds)] for run, seeds in (('a', 2), ('less', 1))}
@@ -134,7 +132,7 @@ def test_what_training_costs_is_a_mean_over_seeds():
     assert plot.draw_runs(groups, ['loss']).axes[0].get_ylim()[1] < 5
 
 
-def test_a_panel_has_the_curve_of_its_size_and_the_level_of_the_model_as_it_is():
+def test_panel_has_its_size_and_the_model_as_it_is():
     rows = [dict(run='a', x=x, size=size, loss=x + size) for size in (1, 2) for x in (0, 1)]
     rows.append(dict(run='a', x=None, size=0, loss=7))
     fig = plot.draw_curves(rows, 'x', 'size', ['loss'], '', 'depth')
@@ -142,7 +140,7 @@ def test_a_panel_has_the_curve_of_its_size_and_the_level_of_the_model_as_it_is()
     assert [[*map(list, lines)] for lines in drawn] == [[[1, 2], [7, 7]], [[2, 3], [7, 7]]]
 
 
-def test_a_number_that_a_seed_lacks_has_no_mean():
+def test_number_that_a_seed_lacks_has_no_mean():
     "One seed's answers were no numbers: it has no error, and no interval."
     rows = [dict(run=f'a-{seed}', group='a', mean=1.0 + seed) for seed in (0, 1)]
     rows[0] |= dict(error=0.5, low=0.25)
@@ -152,7 +150,7 @@ def test_a_number_that_a_seed_lacks_has_no_mean():
         assert (row['mean'], row['error'], row['seeds']) == (1.5, its[0]['error'], 2)
 
 
-def test_the_paired_tests_by_hand():
+def test_paired_tests_by_hand():
     "Of right and wrong, every way to set the signs; of other changes, Student's t, as of scipy."
     stats = pytest.importorskip('scipy.stats')
     assert p_value([1, 1, 1, 1, 1, 0, 0]) == pytest.approx(2 / 32) and p_value([0, 0]) == 1.0

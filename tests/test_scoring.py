@@ -10,13 +10,12 @@ import math
 import re
 import runpy
 import sys
-from types import SimpleNamespace
 
 from docs.results.check import read_rows
 import numpy as np
 import pytest
 import torch
-from conftest import asked_of, logits, refused, ROOT, save_run, table_of, write_noise
+from conftest import asked_of, logits, refused, ROOT, save_run, state_of, table_of, write_noise
 from families import tiny as family
 
 from nanodepth.__main__ import main as nanodepth
@@ -24,15 +23,15 @@ from nanodepth.commands import evaluate, sweep
 from nanodepth.common.errors import Refused
 from nanodepth.common.options import read
 from nanodepth import wrapped
-from nanodepth.model import Span
+from nanodepth.model import LM, ModelConfig, Span
 from nanodepth.models import checkpoint
-from nanodepth.models.hf import Hooked
+from nanodepth.models.hf import answer_of
 from nanodepth.report.tables import print_differences, where
 from nanodepth.retrofit import surgery
 from nanodepth.scoring import harness, likelihoods, rows as scoring
 from nanodepth.scoring.data import parse_tasks
-from nanodepth.scoring.likelihoods import log_likelihoods
-from nanodepth.scoring.rows import Asked, MEASURES, of_questions, Score, score_of, Subject
+from nanodepth.scoring.rows import (
+    Asked, MEASURES, Score, Subject, data_scores, of_questions, score_of)
 from nanodepth.scoring.way import facts, in_way, in_words, Ways, ways_of
 from nanodepth.text.primitives import Example, few_shot
 from nanodepth.text.tokenizer import get_tokenizer, write_tokenizer
@@ -57,16 +56,20 @@ def written(command, out, *argv):
     return read_rows(out.with_suffix('.csv'))
 
 
-def test_each_kind_of_model_runs_in_its_ways_and_is_restored(tiny):
+def in_window(model, window, solver='naive', K=3, **how):
+    with wrapped(model, window, solver, K, **how):
+        return logits(model, TOKENS)
+
+
+def test_way_runs_what_it_says_and_is_undone(tiny):
     ours = tiny(n_layer=4)
     core, five = (surgery(tiny(n_layer=5), '1-2-2', r=r) for r in (2, 5))
     nested = surgery(tiny(n_layer=5), '1-2-2')
     nested.order = [0, Span(nested.order[1:])]
-    theirs, alibi = family('gemma3_text'), family('bloom')
+    theirs = family('gemma3_text')
     book = tiny(n_layer=4, order=[0, Window([1, 2], K=3), 3])
     within = tiny(n_layer=4, order=[0, Window([Window([1], K=3), 2], K=2), 3])
     for model, way, by_hand, cost in (
-            (alibi, dict(window='2-3', solver='naive', K=3), lambda: in_window(alibi, (2, 3)), 10),
             (book, {}, lambda: in_window(ours, (1, 2), 'rk'), 8),
             (within, {}, lambda: logits(within, TOKENS), 1 + 2 * (3 + 1) + 1),
             (ours, {}, lambda: logits(ours, TOKENS), 4),
@@ -85,44 +88,74 @@ def test_each_kind_of_model_runs_in_its_ways_and_is_restored(tiny):
         assert about['layers'] == cost, way
         if model is ours:       # as many layers, each once
             assert about['inference_flops'] == model.flops_per_token([0] * cost) // 3, way
-    for model, way, message in ((core, dict(loop='2x2'), 'only a model of ours, without'),
-                                (ours, dict(r=2), 'has no recurrent core to run r times'),
-                                (core, dict(r=0), 'r=0 is too small'),
-                                (theirs, dict(loop='2-2x3-2'), 'only a model of ours')):
-        with pytest.raises(Refused, match=message), in_way(model, way):
+    for model, loop in ((core, '2x2'), (theirs, '2-2x3-2')):
+        with pytest.raises(Refused, match='only a model of ours'), in_way(model, dict(loop=loop)):
             pass
     spent = facts(dict(flops=5, inherited_flops=7), ours, {})['training_flops']
     assert spent == 12 and math.isnan(facts({}, ours, {})['training_flops'])
 
 
-def in_window(model, window, solver='naive', K=3, **how):
-    with wrapped(model, window, solver, K, **how):
-        return logits(model, TOKENS)
+FOUR_LAYERS = LM(ModelConfig(vocab_size=9, n_layer=4, n_embd=8, n_head=1))
 
 
-def test_options_become_ways_as_users_type_them():
-    given = lambda *argv: [in_words(way) for way in ways_of(read(Ways, argv))][1:]
-    assert given() == [] and in_words({}) == 'as it is'
-    assert given('--loop=2x2,1-2x3-1') == ['--loop=2x2', '--loop=1-2x3-1']
-    assert given('--r=1,2,4') == ['--r=1', '--r=2', '--r=4']
-    assert given('--window=mid4,0.5', '--K=2', '--T=1.5') == [
-        '--window=mid4 --K=2 --T=1.5', '--window=0.5 --K=2 --T=1.5']
-    assert given('--window=mid4', '--K=3', '--beta=0.3', '--decode=bypass') == [
-        '--window=mid4 --K=3 --beta=0.3 --decode=bypass']
-    assert given('--solver=anderson', '--m=1,2', '--pin=true') == [
-        '--solver=anderson --m=1 --pin=True', '--solver=anderson --m=2 --pin=True']
-    # named twice, it is one way: else its rows would be taken for those of two seeds
-    assert given('--window=mid4', '--K=2,2', '--T=1,1.0') == ['--window=mid4 --K=2 --T=1']
+def typed(*argv):
+    "The ways that some options name, each as a user types it."
+    return [in_words(way) for way in ways_of(read(Ways, argv))]
 
 
-def test_of_questions_by_hand(monkeypatch):
-    values = [torch.tensor([-1.0, -2.0]).double(), torch.tensor([-3.0, -5.0]).double()]
-    monkeypatch.setattr(scoring, 'log_likelihoods', lambda *_: values)
-    examples = [Example('', ('a', 'b'), 0), Example('', ('a', 'b'), 1)]
-    assert of_questions(None, None, examples) == (
-        Score('share', 0.5, 0.5, [1, 0], 0.5), Score('log_prob', -3.0, 2.0, [-1.0, -5.0]))
-    values[0][1] = math.nan         # one that is not known makes the whole unknown
-    assert math.isnan(of_questions(None, None, examples)[0].mean)
+def swept(setting, *argv):
+    "The values of one setting in the ways that a sweep tries on four layers."
+    options = read(sweep.Options, ['run', *argv], ['model'])
+    return [way[setting] for way in sweep.many_ways(options, FOUR_LAYERS)[1:]]
+
+
+def ranked_by(*rows):
+    return sweep.ranked_by([dict(zip(('measure', 'kind', 'data'), row)) for row in rows])
+
+
+def judged(answers, changes, offset):
+    "The answers in a half of a row."
+    return [row['n'] for row in sweep.half([dict(answers=answers, changes=changes)], offset)]
+
+
+def f1(said, *right):
+    values = {tasks.f1(doc, [said])['f1'] for doc in (
+        dict(answer=right), dict(answers=right), dict(answer=dict(aliases=right)))}
+    return [round(value, 6) for value in values]
+
+
+LOSS, TOY, COPY = ('loss', 'nats', 'x'), ('toy_assign/1', 'share', ''), ('copy', 'share', 'x')
+
+
+@pytest.mark.parametrize('function, arguments, value', [
+    (typed, [], ['as it is']),
+    (typed, ['--loop=2x2,1-2x3-1'], ['as it is', '--loop=2x2', '--loop=1-2x3-1']),
+    (typed, ['--r=1,2'], ['as it is', '--r=1', '--r=2']),
+    (typed, ['--window=mid4,0.5', '--K=2', '--T=1.5', '--decode=bypass'], [
+        'as it is', '--window=mid4 --K=2 --T=1.5 --decode=bypass',
+        '--window=0.5 --K=2 --T=1.5 --decode=bypass']),
+    (typed, ['--solver=anderson', '--m=1,2', '--pin=true'], [
+        'as it is', '--solver=anderson --m=1 --pin=True', '--solver=anderson --m=2 --pin=True']),
+    # what is named twice is one way: else its rows would be taken for those of two seeds
+    (typed, ['--window=mid4', '--K=2,2', '--T=1,1.0'], ['as it is', '--window=mid4 --K=2 --T=1']),
+    (swept, ['window', '--window=all2,mid2,0-0', '--K=2'], ['0-1', '1-2', '2-3', '0-0']),
+    (swept, ['loop', '--blocks=2,3', '--times=4'], ['2x4-2', '1-2x4-1', '2-2x4', '3x4-1', '1-3x4']),
+    (swept, ['beta', '--window=1-2', '--beta=0.3,0.5', '--cache=first,last'],
+     [0.3, 0.3, 0.5, 0.5] * 2),
+    (ranked_by, [LOSS, COPY], ['loss']),
+    (ranked_by, [LOSS, TOY, COPY], ['toy_assign/1']),
+    (ranked_by, [LOSS, TOY, ('b ter', 'less', ''), ('b acc', 'share', ''), ('b norm', 'share', '')],
+     ['toy_assign/1', 'b acc']),
+    (judged, [[1, 0, 1], [0, 0, 0], 0], [2]), (judged, [[1, 0, 1], [0, 0, 0], 1], [1]),
+    (judged, [[1], [0], 1], []),                        # one answer chooses, and none judges
+    (parse_tasks, ['toy_assign/0-2,arc_easy,assign_math,toy'], (
+        {f'toy_assign/{depth}': ('toy_assign', depth) for depth in range(3)} | dict(
+            assign_math=('assign_math', 0), toy_copy=('toy_copy', 0)), ['arc_easy'])),
+    (f1, ['The Eiffel Tower!', 'eiffel tower'], [1]), (f1, ['', 'one'], [0]),
+    (f1, ['the', 'a'], [1]), (f1, ['in Paris France', 'Paris', 'Lyon France'], [0.5]),
+    (f1, ['red red blue', 'red green'], [0.4])])                # a word counts as often as in both
+def test_small_function_by_hand(function, arguments, value):
+    assert function(*arguments) == value
 
 
 @pytest.fixture
@@ -150,26 +183,36 @@ def local(manager, monkeypatch):
     harness.find.cache_clear()
 
 
+@pytest.fixture
+def results(monkeypatch):
+    "What lm-eval gave to the harness, call by call."
+    made, real = [], lm_eval.simple_evaluate
+
+    def simple_evaluate(*args, **how):
+        made.append(real(*args, **how))
+        return made[-1]
+    monkeypatch.setattr(harness, 'simple_evaluate', simple_evaluate)
+    return made
+
+
 @pytest.mark.parametrize('asked, shots', [
     (dict(tasks='local_choice,local_text,local_rolling'), {}), (dict(tasks='local_other'), {}),
     (dict(tasks='local_other', chat=True), {}), (dict(tasks='two'), dict(local_choice=2)),
     (dict(tasks='two', shots=(0,)), dict(local_choice=0, local_other=0)),
     (dict(tasks='two', shots=(1,), limit=7), dict(local_choice=1, local_other=1))], ids=str)
-def test_our_scores_are_those_of_lm_evals_own_model(asked, shots, run, local, monkeypatch):
+def test_lm_eval_scores_are_those_of_its_own_model(asked, shots, run, local, results):
     "Of a checkpoint of ours, with its loop, and of the folder to which it was exported."
-    made, real = [], lm_eval.simple_evaluate
-    monkeypatch.setattr(harness, 'simple_evaluate', lambda *args, **how: made.append(
-        real(*args, **how)) or made[-1])
     about, chat = run[1] / 'tokenizer_config.json', asked.get('chat', False)
     about.write_text(json.dumps(json.loads(about.read_text()) | dict(chat_template=CHAT)))
     wanted, said, own = {}, {}, HFLM(str(run[1]), device='cpu', batch_size=4)
     for task in asked['tasks'].replace('two', 'local_choice,local_other').split(','):
-        results = real(own, tasks=[task], task_manager=local, num_fewshot=shots.get(task),
-                       apply_chat_template=chat, limit=asked.get('limit'), bootstrap_iters=0)
+        theirs = lm_eval.simple_evaluate(
+            own, tasks=[task], task_manager=local, num_fewshot=shots.get(task),
+            apply_chat_template=chat, limit=asked.get('limit'), bootstrap_iters=0)
         wanted |= {f'{task} {key.partition(",")[0]}': value
-                   for key, value in results['results'][task].items()
+                   for key, value in theirs['results'][task].items()
                    if ',none' in key and 'stderr' not in key}
-        said |= results['samples']
+        said |= theirs['samples']
     for path in run[chat:]:
         subject = Subject(path, Asked(device='cpu', measures=(), **asked))
         found = asked_of(subject)
@@ -177,7 +220,7 @@ def test_our_scores_are_those_of_lm_evals_own_model(asked, shots, run, local, mo
         for name, value in wanted.items():
             assert found[name].mean == pytest.approx(value, rel=1e-4)
         for task, samples in said.items():
-            for a, b in zip(made[-1]['samples'][task], samples, strict=True):
+            for a, b in zip(results[-1]['samples'][task], samples, strict=True):
                 assert a['doc'] == b['doc']
                 if task == 'local_text':
                     assert a['resps'] == b['resps']
@@ -189,79 +232,50 @@ def test_our_scores_are_those_of_lm_evals_own_model(asked, shots, run, local, mo
         asked_of(subject)
 
 
-@pytest.mark.parametrize('kind', ['core', 'span', 'mistral'])
-def test_lm_eval_asks_what_runs(kind, tiny, tmp_path, local):
-    "A recurrent model, one with a Span of one's own, and one of another family in a window."
-    path, way, context = tmp_path / kind, {}, 96
+@pytest.mark.parametrize('kind, way', [('core', dict(r=3)), ('mistral', dict(window='1-2', K=2))])
+def test_lm_eval_asks_the_model_as_it_runs(kind, way, tiny, tmp_path, local, results,
+                                           capsys):
+    "A prompt that is too long is read from its end."
+    path, asked = tmp_path / kind, dict(tasks='local_choice', measures=(), device='cpu')
     if kind == 'mistral':
-        model = family('mistral', vocab_size=257, max_position_embeddings=context)
-        model.save_pretrained(path)
-        write_tokenizer('bytes', path, context)
-        model, way = checkpoint.load_model(path, others=True), dict(window='1-2', K=2)
+        family(kind, vocab_size=257, max_position_embeddings=96).save_pretrained(path)
+        write_tokenizer('bytes', path, 96)
     else:
-        model = surgery(tiny(vocab_size=257, context=context), '1-2-1', r=3)
-        if kind == 'span':
-            model = tiny(vocab_size=257, context=context, order=[0, Twice([1, 2]), 3])
-        save_run(path, model)
-    subject = Subject(path, Asked(tasks='local_choice', measures=(), device='cpu'))
-    found = asked_of(subject, way)['local_choice acc']
-    docs = [*local.load(['local_choice'])['tasks']['local_choice'].test_docs()]
-    starts = subject.tokenizer.starts if kind == 'mistral' else [256]
-    with in_way(model, way):
-        answer = Hooked(model) if kind == 'mistral' else model
-        for doc, right in zip(docs, found.answers, strict=True):
-            option = [by_hand(answer, ([*starts, *doc['q'].encode()])[-context - 1 + len(o):],
-                              [*o.encode()])[0] for o in doc['options']]
-            assert int(np.argmax(option) == doc['gold']) == right
-
-
-class Twice(Span):
-    times = 2
-
-
-def test_a_prompt_that_is_too_long_is_read_from_its_end(tiny, tmp_path, local, capsys):
-    save_run(tmp_path / 'run', tiny(vocab_size=257, context=96))
-    subject = Subject(tmp_path / 'run', Asked(tasks='local_choice', device='cpu', max_length=20))
-    lm = harness.Ours(subject)
+        save_run(path, surgery(tiny(vocab_size=257, context=96), '1-2-1'))
+    subject = Subject(path, Asked(max_length=40, **asked))
     harness.say_once.cache_clear()
-    long, short = lm._loglikelihood_tokens([((), [7, *[3] * 20], [5]), ((), [3] * 20, [5])])
-    assert long == short
-    assert 'more than 20 tokens are read from their end' in capsys.readouterr().err
-    with pytest.raises(Refused, match='an answer has 21 tokens'):
-        lm._loglikelihood_tokens([((), [3], [5] * 21)])
+    asked_of(subject, way)
+    assert 'more than 40 tokens are read from their end' in capsys.readouterr().err
+    starts = subject.tokenizer.starts if kind == 'mistral' else [256]
+    with in_way(subject.model, way):
+        for sample in results[-1]['samples']['local_choice']:
+            prompt = [*starts, *sample['doc']['q'].encode()]
+            wanted = [by_hand(subject.answer, prompt[-41 + len(option):], [*option.encode()])[0]
+                      for option in sample['doc']['options']]
+            assert [value for [(value, _)] in sample['resps']] == pytest.approx(wanted, rel=1e-4)
+    with pytest.raises(Refused, match='an answer has 15 tokens'):
+        asked_of(Subject(path, Asked(max_length=14, **asked)))
 
 
-def test_the_authors_form_of_gsm8k(tmp_path):
+def test_gsm8k_in_its_authors_form(tmp_path):
     "One fixed shot, their words, and the last number of what is said."
-    [shot] = tasks.fifteen_trees()
-    assert '15 trees' in shot['question'] and shot['target'].endswith('6.')
-    asked = dict(question='How many?', answer='x #### 1,250')
-    (tmp_path / 'test.json').write_text(json.dumps(asked))
+    (tmp_path / 'test.json').write_text('{"question": "How many?", "answer": "x #### 1,250"}')
     (tmp_path / 'local.yaml').write_text(
         f'include: {ROOT}/data/evals/gsm8k_cot_sean.yaml\ntask: local\ndataset_path: json\n'
         f'dataset_name: null\ndataset_kwargs:\n  data_files:\n    test: {tmp_path}/test.json\n')
-    task = lm_eval.tasks.TaskManager(include_path=str(tmp_path), include_defaults=False).load(
-        ['local'])['tasks']['local']
-    doc = task.test_docs()[0]
-    prompt = task.fewshot_context(doc, 1)
-    assert prompt.startswith(f"Q: {shot['question']}\nA: Let's think step by step.")
-    assert prompt.endswith("Q: How many?\nA: Let's think step by step.")
-    assert task.doc_to_target(doc) == '1,250'
+    manager = lm_eval.tasks.TaskManager(include_path=str(tmp_path), include_defaults=False)
+    task = manager.load(['local'])['tasks']['local']
     task.build_all_requests(limit=1)
     [instance] = task.instances
+    [shot] = tasks.fifteen_trees()
+    assert '15 trees' in shot['question'] and shot['target'].endswith('6.')
+    asks = "Q: {}\nA: Let's think step by step."
+    assert instance.args[0].startswith(asks.format(shot['question']))
+    assert instance.args[0].endswith(asks.format('How many?'))
     instance.resps = ['3 and 2 make 5. So it is 1250.']
     task.apply_filters()
     last = instance.filtered_resps['flexible-extract']
-    assert task.process_results(doc, [last])['exact_match'] == 1.0
-
-
-@pytest.mark.parametrize('said, right, value', [
-    ('The Eiffel Tower!', ['eiffel tower'], 1), ('', ['one'], 0), ('the', ['a'], 1),
-    ('in Paris France', ['Paris', 'Lyon France'], 1 / 2),      # 1 of 3 words, 1 of 1: 2/4
-    ('red red blue', ['red green'], 2 / 5)])                   # a word counts as often as in both
-def test_f1_of_words_by_hand(said, right, value):
-    for doc in (dict(answer=right), dict(answers=right), dict(answer=dict(aliases=right))):
-        assert tasks.f1(doc, [said])['f1'] == pytest.approx(value)
+    assert task.process_results(instance.doc, [last])['exact_match'] == 1.0
 
 
 def test_metrics_of_lm_eval_become_scores(monkeypatch, run):
@@ -290,98 +304,86 @@ def test_metrics_of_lm_eval_become_scores(monkeypatch, run):
     assert scores['mean of l'][:3] == ('share', 0.5, pytest.approx(0.03 / 2))
 
 
-def test_the_command(run, tmp_path, local, capsys):
-    "Models times ways: what lm-eval says, what our own scorer says, and how a way differs."
+def test_evaluate_says_the_same_of_a_run_and_its_export(run, tmp_path, local, monkeypatch, capsys):
+    "What was measured stands in the CSV before the next way. A change has the error of pairs."
+    write_noise(tmp_path / 'noise', ['text', 'copy'])
+    ways_in_csv, write_csv = [], evaluate.write_csv
+
+    def note_and_write(rows, out):
+        ways_in_csv.append(len({row['way'] for row in rows}))
+        return write_csv(rows, out)
+    monkeypatch.setattr(evaluate, 'write_csv', note_and_write)
     rows = {(row['run'], row['way'], row['measure']): row for row in written(
-        'evaluate', tmp_path / 'e.csv', *run, '--tasks=local_choice,toy_assign/0-1',
-        '--limit=10', '--n=20', '--window=1-2', '--solver=naive', '--K=1,3')}
+        'evaluate', tmp_path / 'e.csv', *run, '--tasks=local_choice,toy_assign/0-1', '--limit=10',
+        '--n=20', f'--data={tmp_path}/noise', '--batches=1', '--measures=loss,text,log_prob',
+        '--window=1-2', '--solver=naive', '--K=1,3')}
     said = capsys.readouterr().out
     assert 'toy_assign/1, % of 20 (chance 25%)' in said
     assert 'local_choice acc, % of 10' in said and 'in (): one standard error' in said
-    assert len(rows) == 2 * 3 * 3
-    for (name, *asked), row in rows.items():        # an export and its parent
-        other = rows['hf', *asked]
-        assert all(row[key] == other[key] for key in ('mean', 'error', 'change', 'p', 'dtype'))
-        if '--K=1' in row['way']:       # one evaluation changes nothing
-            assert row['change'] == row['change_error'] == 0
-    model, way = checkpoint.load_model(run[0]), dict(window='1-2', solver='naive', K=3)
-    examples = few_shot('toy_assign', 20, shots=0, depth=1)
+    assert ways_in_csv[:3] == [1, 2, 3]
+    assert {name for *_, name in rows} == {
+        'loss', 'text', 'copy', 'local_choice acc', 'toy_assign/0', 'toy_assign/0 log_prob',
+        'toy_assign/1', 'toy_assign/1 log_prob'} and len(rows) == 2 * 3 * 8
+    for (name, way, measure), row in rows.items():
+        other = rows['hf', way, measure]
+        assert row['mean'] == pytest.approx(other['mean'], rel=1e-6)
+        if row['kind'] != 'nats':
+            assert all(row[key] == other[key] for key in ('mean', 'error', 'change', 'p', 'dtype'))
+        if '--K=1' in way:              # one evaluation changes nothing
+            assert row['change'] == 0 == (row['change_error'] or 0)
+    model, examples = checkpoint.load_model(run[0]), few_shot('toy_assign', 20, shots=0, depth=1)
     plain, _ = of_questions(model, BYTES, examples)
+    way = dict(window='1-2', solver='naive', K=3)
     with in_way(model, way):
         looped, _ = of_questions(model, BYTES, examples)
     changes = np.subtract(looped.answers, plain.answers)
     row = rows['ours', in_words(way), 'toy_assign/1']
     assert [row['mean'], row['change']] == [looped.mean, pytest.approx(changes.mean())]
-    assert row['change_error'] == pytest.approx(changes.std(ddof=1) / 20 ** 0.5)     # of pairs
+    assert row['change_error'] == pytest.approx(changes.std(ddof=1) / 20 ** 0.5)
 
 
-def test_what_was_measured_stands_in_the_csv_before_the_next_way(run, tmp_path, monkeypatch):
-    seen, real = [], evaluate.write_csv
-    monkeypatch.setattr(evaluate, 'write_csv', lambda rows, out: (
-        seen.append(len({row['way'] for row in rows})), real(rows, out))[1])
-    written('evaluate', tmp_path / 'e.csv', run[0], '--tasks=toy_copy', '--n=8',
-            '--loop=1-1x2-1,1-1x3-1')
-    assert seen[:3] == [1, 2, 3]
-
-
-def test_a_csv_of_others_is_not_written_over(run, tmp_path, capsys):
-    (tmp_path / 'e.csv').write_text('name,grade\nAda,1\n')
-    for command, more in (('evaluate', []), ('sweep', ['--window=1-2'])):
-        assert 'it holds no rows of ours: choose another --out' in refused(
-            capsys, command, run[0], '--tasks=toy_copy', '--n=8', '--device=cpu', *more,
-            f'--out={tmp_path}/e.csv')
-    assert (tmp_path / 'e.csv').read_text() == 'name,grade\nAda,1\n'
-
-
-def test_all_models_get_rows_of_one_size(run, tmp_path, tiny, data, capsys):
+def test_evaluate_gives_all_models_rows_of_one_size(run, tmp_path, tiny, data, capsys):
     for name, size in dict(a=16, b=32).items():
         save_run(tmp_path / name, tiny(vocab_size=257, context=96),
                  config=dict(data=str(data), batch_size=size // 4, context=size))
     assert 'so that both answer the same' in refused(
         capsys, 'evaluate', tmp_path / 'a', tmp_path / 'b', '--batches=1', '--device=cpu',
         f'--out={tmp_path}/x.png')
-    asked, of = Asked(data=str(data), device='cpu'), scoring.described
-    first = Subject(tmp_path / 'a', asked)
-    for path in (tmp_path / 'b', run[1]):
-        other = Subject(path, asked, like=first)
-        assert of(other.val) == of(first.val) == f'4 rows of 16 tokens a batch, 100% {data}'
-    size = of(Subject(run[1], asked).val)
-    assert size == of(Subject(tmp_path / 'b', asked, like=Subject(run[1], asked)).val)
+    asked = Asked(data=str(data), device='cpu')
+    for path, size in ((tmp_path / 'a', 'of 16'), (run[1], 'of 96')):
+        first = Subject(path, asked)
+        for other in (tmp_path / 'b', run[1]):
+            for each in (first, Subject(other, asked, like=first)):
+                assert scoring.described(each.val) == f'4 rows {size} tokens a batch, 100% {data}'
 
 
-def test_a_run_and_its_export_have_one_loss(run, data):
-    first = Subject(run[0], Asked(data=str(data), device='cpu'))
-    export = Subject(run[1], first.asked, like=first)
-    assert export.tokenizer.starts and export.val.starts == []
-    a, b = (scoring.data_scores(each.answer, each.val)['loss'].mean for each in (first, export))
-    assert a == pytest.approx(b, rel=1e-6)
-
-
-def test_seeds_are_averaged(tmp_path, tiny, data, capsys):
-    shapes = {'looped-0': dict(order=[0, 1, 0, 1], n_layer=2), 'small': dict(n_layer=2),
-              'looped-1': dict(order=[0, 1, 0, 1], n_layer=2), 'deep': dict(n_layer=4)}
-    for seed, (name, fields) in enumerate(shapes.items()):
-        save_run(tmp_path / name, tiny(seed, vocab_size=257, context=64, **fields), data)
-    rows = written('evaluate', tmp_path / 'e.csv', *map(tmp_path.joinpath, shapes), '--batches=2')
+def test_evaluate_averages_seeds(tmp_path, tiny, data, capsys):
+    for seed, name in enumerate(('looped-0', 'deep', 'looped-1')):
+        order = [0, 1, 0, 1] if 'looped' in name else None
+        save_run(tmp_path / name, tiny(seed, vocab_size=257, context=64, order=order), data)
+    runs = sorted(tmp_path.glob('[ld]*-*')) + [tmp_path / 'deep']
+    rows = written('evaluate', tmp_path / 'e.csv', *runs, '--batches=2')
     seeds = np.array([row['mean'] for row in where(rows, group='looped', measure='loss')])
-    said = capsys.readouterr().out
-    assert f'| {seeds.mean():.3f} ({seeds.std(ddof=1) / 2 ** 0.5:.3f}) ' in said
-    path = tmp_path / 'looped-1/ckpt.pt'
-    state = torch.load(path)
-    torch.save(state | dict(data=dict(val=['as it was'])), path)
-    assert 'has changed since' in refused(capsys, 'evaluate', tmp_path / 'looped-1',
-                                          f'--out={tmp_path}/g.csv')
+    error = seeds.std(ddof=1) / 2 ** 0.5
+    assert len(seeds) == 2 and f'| {seeds.mean():.3f} ({error:.3f}) ' in capsys.readouterr().out
     model = checkpoint.load_model(tmp_path / 'deep')
-    scores = scoring.data_scores(model, Loader(data, 4, 16, 'val'), 2)
-    [row] = where(rows, run='deep', measure='loss')     # what a forward costs is that of its rows
-    assert row['mean'] == scores['loss'].mean
-    assert row['inference_flops'] == model.flops_per_token(context=16) // 3
-    save_run(tmp_path / 'deep', model, 'elsewhere')
-    written('evaluate', tmp_path / 'f.csv', tmp_path / 'deep', '--tasks=toy_copy', '--n=4')
+    [row] = where(rows, run='deep', measure='loss')
+    assert row['mean'] == data_scores(model, Loader(data, 4, 16, 'val'), 2)['loss'].mean
+    assert row['inference_flops'] == model.flops_per_token(context=16) // 3     # of its rows
+
+
+def test_evaluate_measures_no_data_that_changed_or_left(tmp_path, tiny, data, capsys):
+    model = tiny(vocab_size=257, context=64)
+    changed = save_run(tmp_path / 'changed', model, data)
+    torch.save(state_of(changed) | dict(data=dict(val=['as it was'])), f'{changed}/ckpt.pt')
+    assert 'has changed since' in refused(capsys, 'evaluate', changed, f'--out={tmp_path}/g.csv')
+    left = save_run(tmp_path / 'left', model, 'elsewhere')
+    rows = written('evaluate', tmp_path / 'f.csv', left, '--tasks=toy_copy', '--n=4')
+    assert [row['measure'] for row in rows] == ['toy_copy']
     assert 'so its loss is left out' in capsys.readouterr().err
 
 
-def test_rows_of_two_dtypes_are_not_paired(capsys):
+def test_differences_pair_rows_of_one_dtype(capsys):
     row = dict(way='as it is', measure='loss', kind='nats', mean=1.0, training_flops=1.0, data='x')
     rows = [row | dict(run=f'{name}-{seed}', group=name, seed=seed, dtype=dtype, mean=mean + seed)
             for seed in (0, 1) for name, dtype, mean in (
@@ -392,27 +394,26 @@ def test_rows_of_two_dtypes_are_not_paired(capsys):
     assert of['c']['difference'].startswith('+2.056')
 
 
-def test_shots_are_scores_of_their_own(run, tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(evaluate, 'show', lambda path, draw, points, *_: drawn.extend(points))
-    rows = written('evaluate', tmp_path / 'e.png', run[0], '--n=6', '--tasks=toy_assign/1',
-                   '--shots=0,2', '--x=shots', '--measures=log_prob')
-    names = [f'toy_assign/1, {shots} shots{what}' for shots in (0, 2) for what in ('', ' log_prob')]
-    assert [row['measure'] for row in rows] == names
-    name = 'toy_assign/1 log_prob (nats)'
-    assert [(point['x'], point[name]) for point in drawn if name in point] == [
-        (shots, row['mean']) for shots, row in zip((0, 2), rows[1::2])]
-    drawn.clear()           # a solver that takes an even K alone
-    written('evaluate', tmp_path / 'k.png', run[0], '--n=4', '--tasks=toy_copy', '--measures=',
-            '--window=1-2', '--solver=aitken', '--K=2,4', '--x=K')
-    assert [point['x'] for point in drawn] == [None, 2, 4]
+@pytest.mark.parametrize('words, measure, drawn_at', [
+    ('--tasks=toy_assign/1 --shots=0,2 --x=shots --measures=log_prob', 'toy_assign/1', [0, 2]),
+    ('--tasks=toy_copy --measures= --window=1-2 --solver=aitken --K=2,4 --x=K', 'toy_copy',
+     [None, 2, 4])])                            # a solver that takes an even K only
+def test_evaluate_draws_over_shots_or_a_setting(words, measure, drawn_at, run, tmp_path,
+                                                monkeypatch):
+    points = []
+    monkeypatch.setattr(evaluate, 'show', lambda path, draw, drawn, *_: points.extend(drawn))
+    rows = written('evaluate', tmp_path / 'e.png', run[0], '--n=6', *words.split())
+    shares = [100 * row['mean'] for row in where(rows, kind='share')]
+    name = f'{measure} (%)'
+    assert [(point['x'], point[name]) for point in points if name in point] == list(
+        zip(drawn_at, shares))
 
 
 MINE = re.search(r'```python\n(# mine\.py\n.*?)```', (ROOT / 'docs/EXTEND.md').read_text(),
                  flags=re.S)[1]
 
 
-def test_the_span_solver_and_measure_that_extend_writes(tiny, data, tmp_path, monkeypatch):
+def test_extend_writes_a_span_a_solver_and_a_measure(tiny, data, tmp_path, monkeypatch):
     "In one file, which calls the commands, and which a config imports."
     mine = tmp_path / 'mine.py'
     mine.write_text(MINE)
@@ -428,79 +429,48 @@ def test_the_span_solver_and_measure_that_extend_writes(tiny, data, tmp_path, mo
                   '--solver=norm_stab', '--K=2', f'--out={tmp_path / "e.csv"}']):
         monkeypatch.setattr(sys, 'argv', [str(mine), *argv, '--device=cpu'])
         runpy.run_path(str(mine), run_name='__main__')
-    rows = {(row['way'], row['measure']): row['mean'] for row in read_rows(tmp_path / 'e.csv')}
+    rows = {(row['way'], row['measure']): row for row in read_rows(tmp_path / 'e.csv')}
     model, val = checkpoint.load_model(tmp_path / 'run'), Loader(data, 4, 16, 'val')
     assert model.order[1].settings() == dict(share=0.5)
     x = model.hidden(val.batch(0)[0]).detach().flatten(0, 1).double()
     share = torch.linalg.eigvalsh(x.T @ x) / x.square().sum()
-    assert rows['as it is', 'rank, depth 5'] == pytest.approx(1 / share.square().sum().item(),
-                                                              rel=1e-5)
+    assert rows['as it is', 'rank, depth 5']['mean'] == pytest.approx(
+        1 / share.square().sum().item(), rel=1e-5)
+    way = '--window=0-0 --solver=norm_stab --K=2'
     with wrapped(model, '0-0', 'norm_stab', K=2):
-        loss = scoring.data_scores(model, val, 8)['loss'].mean
-    assert rows['--window=0-0 --solver=norm_stab --K=2', 'loss'] == loss != rows['as it is', 'loss']
-    [deepest] = where(read_rows(tmp_path / 'e.csv'), measure='rank, depth 6')
-    assert math.isnan(deepest['change'])        # there is no such depth in the model as it is
+        loss = data_scores(model, val, 8)['loss'].mean
+    assert rows[way, 'loss']['mean'] == loss != rows['as it is', 'loss']['mean']
+    # there is no such depth in the model as it is
+    assert math.isnan(rows[way, 'rank, depth 6']['change'])
 
 
-def test_a_perplexity_is_no_mean_over_its_documents(run, monkeypatch):
-    answers = iter([Score('score', 9.0, None, [2.0, 4.0]), Score('score', 7.0, None, [1.0, 3.0]),
-                    ])
+def test_perplexity_has_a_change_without_an_error(run, data, monkeypatch):
+    "It is no mean over its documents."
+    answers = iter([Score('score', 9.0, None, [2.0, 4.0]), Score('score', 7.0, None, [1.0, 3.0])])
     monkeypatch.setitem(MEASURES, 'mine', lambda *_: dict(ppl=next(answers)))
-    subject = Subject(run[0], Asked(measures=('mine',), tasks='toy_copy', n=2, device='cpu'))
-    _, [row, _] = [sorted(rows, key=lambda row: row['measure']) for rows in scoring.ask(
-        subject, [{}, dict(loop='1-1x2-1')])]
+    subject = Subject(run[0], Asked(measures=('mine',), data=str(data), device='cpu'))
+    _, [row] = scoring.ask(subject, [{}, dict(loop='1-1x2-1')])
     assert (row['measure'], row['change'], row['change_error'], row['p']) == ('ppl', -2, None, None)
 
 
-def test_names_of_tasks():
-    ours, theirs = parse_tasks('toy_assign/0-2,arc_easy,assign_math,toy')
-    assert ours == {f'toy_assign/{depth}': ('toy_assign', depth) for depth in range(3)} | dict(
-        assign_math=('assign_math', 0), toy_copy=('toy_copy', 0))
-    assert theirs == ['arc_easy']
-
-
-def test_a_sweep_screens_by_every_other_answer_and_judges_by_the_others(tmp_path, tiny, data):
+def test_sweep_screens_by_half_and_judges_by_half(tmp_path, tiny, data, capsys):
     run = save_run(tmp_path / 'one', tiny(vocab_size=257, context=64), data)
     rows = written('sweep', tmp_path / 'sweep.csv', run, '--window=all2', '--solver=naive,rk',
                    '--K=2', '--batches=2', '--n=8', '--tasks=toy_assign/1')
     assert len({row['way'] for row in rows}) == 1 + 3 * 2
     model, val = checkpoint.load_model(run), Loader(data, 4, 16, 'val')
-    scores = scoring.data_scores(model, val, 2) | {'toy_assign/1': of_questions(
+    scores = data_scores(model, val, 2) | {'toy_assign/1': of_questions(
         model, BYTES, few_shot('toy_assign', 8, shots=0, depth=1, seed=0))[0]}
     assert {*scores} == {'loss', 'fifth', 'toy_assign/1'}
     for offset, part in enumerate(('screen', 'judge')):
         assert {row['measure']: row['mean'] for row in where(rows, part=part, way='as it is')} == {
             name: pytest.approx(np.mean(score.answers[offset::2]))
             for name, score in scores.items()}
-    row = dict(answers=[1], changes=[0])        # one answer chooses, and none judges
-    assert sweep.half([row], 1) == [] != sweep.half([row | dict(p=1)], 0)
+    assert 'too few answers' in refused(capsys, 'sweep', run, '--tasks=toy_copy', '--n=1',
+                                        '--measures=', '--device=cpu', f'--out={tmp_path}/s.csv')
 
 
-def test_what_ways_are_ranked_by():
-    def row(measure, kind, data=''):
-        return dict(measure=measure, kind=kind, data=data)
-    rows = [row('loss', 'nats', 'x'), row('toy_assign/1', 'share'), row('b ter', 'less')]
-    of_data, benchmarks = row('copy', 'share', 'x'), [row('b acc', 'share'), row('b norm', 'share')]
-    assert sweep.ranked_by([rows[0], of_data]) == ['loss']
-    assert sweep.ranked_by([*rows[:2], of_data]) == ['toy_assign/1']
-    assert sweep.ranked_by([*rows, *benchmarks]) == ['toy_assign/1', 'b acc']
-
-
-def test_the_ways_of_a_sweep(tiny):
-    ways = lambda *argv: sweep.many_ways(read(sweep.Options, ['run', *argv], ['model']), tiny())
-    assert [way['window'] for way in ways('--window=all2,mid2,0-0', '--K=2')[1:]] == [
-        '0-1', '1-2', '2-3', '0-0']
-    assert len(ways('--window=1-2', '--solver=rk,heavy_ball', '--K=2,3', '--beta=0.3,0.5',
-                    '--cache=first,last')) == 1 + 16
-    assert [way['loop'] for way in ways('--blocks=2,3', '--times=4')[1:]] == [
-        '2x4-2', '1-2x4-1', '2-2x4', '3x4-1', '1-3x4']
-    with pytest.raises(Refused, match='runs each layer once'):
-        sweep.many_ways(read(sweep.Options, ['run', '--blocks=1'], ['model']),
-                        tiny(order=[0, 1, 0, 1]))
-
-
-def test_a_sweep_judges_the_ways_that_gained_most_and_none_that_diverged(tmp_path, tiny,
-                                                                         monkeypatch, capsys):
+def test_sweep_judges_what_gained_most_and_no_nan(tmp_path, tiny, monkeypatch, capsys):
     answers = {'as it is': [1, 1, 0, 0] * 2, '--loop=1x2-3': [0] * 8, '--loop=3-1x2': [1] * 8,
                '--loop=1-1x2-2': [math.nan] * 8, '--loop=2-1x2-1': [1, 1, 1, 0] * 2}
     monkeypatch.setattr(scoring, 'measured', lambda subject, way: dict(
@@ -512,14 +482,6 @@ def test_a_sweep_judges_the_ways_that_gained_most_and_none_that_diverged(tmp_pat
     judged = table_of(said.partition('judged by')[2], 'toy_copy, % of 4')
     assert [row['way'] for row in judged] == ['as it is', '--loop=2-1x2-1', '--loop=3-1x2']
     assert '3 ways, 2 with a gain in toy_copy' in said
-
-
-def test_what_ranks_the_ways_must_judge_them_too(tmp_path, tiny, data, capsys):
-    "One row of data has many answers, but one loss."
-    run = save_run(tmp_path / 'run', tiny(vocab_size=257, context=64),
-                   config=dict(data=str(data), batch_size=1, context=16))
-    assert 'too few answers' in refused(capsys, 'sweep', run, '--blocks=1', '--batches=1',
-                                        '--device=cpu', f'--out={tmp_path / "s.csv"}')
 
 
 PROMPTS = [[256, *text] for text in (b'abcdefgh', b'abcdefgx', b'abcdefgh12', b'abc')]
@@ -537,12 +499,21 @@ def by_hand(model, prompt, option):
 
 
 WINDOW = dict(window='1-2', K=3)
-KINDS = dict(       # (the head of) a model that answers as it runs
+KINDS = dict(
+    ours=lambda tiny: tiny(vocab_size=257, context=64, n_kv_head=2, ln_scaling=True),
     recurrent=lambda tiny: surgery(tiny(vocab_size=257, context=64), '1-2-1'),
+    llama=lambda tiny: family('llama', vocab_size=257),
     gemma=lambda tiny: family('gemma3_text', vocab_size=257, sliding_window=8),
     phi3=lambda tiny: family('phi3', vocab_size=257, original_max_position_embeddings=10,   # angles
                              rope_parameters=dict(rope_type='longrope', rope_theta=1e4,
                                                   short_factor=[1.] * 4, long_factor=[3.] * 4)))
+
+
+def count_logits(model):
+    "A list to which each forward adds how many logits it made."
+    made, head = [], getattr(model, 'head', None) or model.lm_head
+    head.register_forward_hook(lambda *call: made.append(call[-1].numel()))
+    return made
 
 
 @pytest.mark.parametrize('kind, way', [*(('ours', way) for way in (
@@ -550,12 +521,10 @@ KINDS = dict(       # (the head of) a model that answers as it runs
     dict(window='1-2', K=6, decode='bypass'), dict(window='1-2', solver='euler', mode='layer'),
     dict(window='1-2', solver='anderson'))), ('recurrent', {}), ('gemma', WINDOW), ('phi3', {})],
     ids=str)
-def test_a_question_has_one_score_whatever_stands_beside_it(tiny, kind, way, monkeypatch):
+def test_question_has_one_score_whatever_is_beside_it(tiny, kind, way, monkeypatch):
     "Alone or in a batch, and if few logits fit at once; no forward makes more."
-    ours = lambda tiny: tiny(vocab_size=257, context=64, n_kv_head=2, ln_scaling=True)
-    model, made = KINDS.get(kind, ours)(tiny), []
-    answer = model if hasattr(model, 'order') else Hooked(model)
-    head = getattr(model, 'head', None) or model.lm_head
+    model = KINDS[kind](tiny)
+    answer = answer_of(model)
     with in_way(model, way):
         first, text = [], [*PROMPTS[3]]         # the likeliest tokens, and that they are
         for _ in range(2):
@@ -563,7 +532,7 @@ def test_a_question_has_one_score_whatever_stands_beside_it(tiny, kind, way, mon
         options = [*OPTIONS[:3], [*OPTIONS[3], first[:1], first]]
         wanted = [[by_hand(answer, prompt, option) for option in its]
                   for prompt, its in zip(PROMPTS, options)]
-        head.register_forward_hook(lambda *call: made.append(call[-1].numel()))
+        made = count_logits(model)
         for batch, most in ((1, 2 ** 26), (64, 2 ** 26), (64, 6 * 257)):
             monkeypatch.setattr(likelihoods, 'LOGITS_AT_ONCE', most)
             made.clear()
@@ -574,76 +543,69 @@ def test_a_question_has_one_score_whatever_stands_beside_it(tiny, kind, way, mon
                 assert values.dtype == torch.float64            # a sum over many tokens
         assert [each for _, each in wanted[3]] == [False, False, True, True]
         assert made and max(made) <= 6 * 257
-        example = Example('abcdefgh', ['ij', 'kl'], 0)      # as text
-        assert log_likelihoods(answer, BYTES, [example])[0].tolist() == pytest.approx(
-            [value for value, _ in wanted[0]], abs=3e-5)
+        a, b = (value for value, _ in wanted[0])        # the same as text, with either one right
+        examples = [Example('abcdefgh', ['ij', 'kl'], right) for right in (0, 1)]
+        share, log_prob = of_questions(answer, BYTES, examples)
+        assert share == Score('share', 0.5, 0.5, [int(a > b), int(b > a)], 0.5)
+        assert log_prob.answers == pytest.approx([a, b], abs=3e-5)
+        assert log_prob[1:3] == pytest.approx([(a + b) / 2, abs(a - b) / 2], abs=3e-5)
+    # one that is not known makes the whole unknown
+    sometimes = lambda tokens: logits(answer, tokens) * (math.nan if ord('k') in tokens else 1)
+    share, _ = of_questions(sometimes, BYTES, [examples[0], Example('k', ['ij', 'kl'], 0)])
+    assert math.isnan(share.mean)
 
 
-def test_no_loss_makes_more_logits_than_fit(tmp_path, monkeypatch):
-    "Those of a row at least; and the numbers are the same."
-    write_noise(tmp_path / 'noise', [])
-    model, made = family('llama', vocab_size=257), []
-    val, answer = Loader(tmp_path / 'noise', 4, 32, 'val'), Hooked(model)
-    loss = scoring.data_scores(lambda tokens: model(tokens).logits, val, 2)['loss'].mean
-    model.lm_head.register_forward_hook(lambda *parts: made.append(parts[-1].numel()))
-    monkeypatch.setattr(likelihoods, 'LOGITS_AT_ONCE', 6 * 257)
-    assert scoring.data_scores(answer, val, 2)['loss'].mean == pytest.approx(loss, rel=1e-6)
-    assert max(made) == 32 * 257
+def scores_slowly(answer, val, batches):
+    "(each row's sum of losses and number of targets; of each kind its losses and its answers)."
+    rows, losses, answers = [], {kind: [] for kind in val.kinds}, {kind: [] for kind in val.kinds}
+    for tokens, targets, marks in (row for i in range(batches) for row in zip(*val.batch(i))):
+        chances, of_row, before = logits(answer, tokens[None])[0].double().log_softmax(-1), [], 0
+        for t, target in enumerate(targets.tolist()):
+            begins, number = divmod(marks[t].item(), 128)
+            kind = val.kinds[number - 1]
+            if target != -1:
+                of_row.append(-chances[t, target].item())
+            if number:
+                losses[kind].append(of_row[-1])
+            if begins:
+                answers[kind].append(1)
+            if begins or number and number == before:
+                answers[kind][-1] *= int(chances[t].argmax() == target)
+            before = number if begins or number == before else 0
+        rows.append((sum(of_row), len(of_row)))
+    return np.array(rows).T, losses, answers
 
 
-def test_what_is_not_a_number_is_no_accuracy(tiny, data):
-    model, val = tiny(vocab_size=257, context=16), Loader(data, 4, 16, 'val')
-    score = scoring.data_scores(lambda tokens: model(tokens) * math.nan, val, 2)['fifth']
-    assert math.isnan(score.mean) and all(map(math.isnan, score.answers))
-
-
-def test_the_loss_on_text_alone_and_the_log_probability_of_the_right_answer(tiny, tmp_path):
-    n = np.arange(8000)                 # a third of the text does not count
-    write_noise(tmp_path / 'data', ['text', 'copy'], mask=(n % 5 == 0) | (n % 3 > 0))
-    save_run(tmp_path / 'run', tiny(vocab_size=257, context=64), tmp_path / 'data')
-    asked = Asked(tasks='toy_copy', n=6, batches=2, device='cpu',
-                  measures=('loss', 'text', 'log_prob'))
-    subject = Subject(tmp_path / 'run', asked)
-    scores = asked_of(subject)
-    of_text = []
-    for x, y, marks in map(subject.val.batch, range(2)):
-        losses, _ = likelihoods.losses_of(subject.model, x, y)
-        of_text += losses[marks % 128 == 1].tolist()
-    assert scores['text'].mean == pytest.approx(np.mean(of_text), rel=1e-9)
-    examples = subject.questions['toy_copy']
-    values = log_likelihoods(subject.model, subject.tokenizer, examples)
-    assert scores['toy_copy log_prob'].answers == [
-        each[example.answer].item() for each, example in zip(values, examples)]
-    plain = Subject(tmp_path / 'run', Asked(tasks='toy_copy', n=6, device='cpu'))
-    assert not {'text', 'toy_copy log_prob'} & asked_of(plain).keys()
-
-
-def test_a_masked_token_is_of_no_answer(tmp_path):
-    n = np.arange(8000)                 # each third answer has two tokens, of which one is masked
-    marks = np.select([n % 15 == 11, n % 5 == 0], [1, 129])
-    write_dataset(tmp_path, 'val', 'bytes', n % 97, marks=marks, kinds=['a'],
-                  mask=(n % 15 != 5) & (n % 15 != 11))
-    val = Loader(tmp_path, 4, 15, 'val')
-    knows = lambda tokens: 9.0 * torch.nn.functional.one_hot((tokens + 1) % 97, 257)
-    assert scoring.data_scores(knows, val, 2)['a'].answers == [1] * 16
-    guesses = lambda tokens: 0 * knows(tokens)
-    assert scoring.data_scores(guesses, val, 2)['a'].mean < 0.1
-
-
-def test_the_error_of_a_loss_is_that_of_a_mean_over_tokens(monkeypatch):
-    "Rows with unequal numbers of targets: the error of a ratio, and the bootstrap's."
-    rng = np.random.default_rng(0)
-    counts = rng.integers(4, 30, 400)
-    hard = rng.gamma(2, 0.5, 400) + (counts > 25)
-
-    def score(counts):
-        rows = torch.tensor(np.stack([hard * counts, counts], 1), dtype=torch.float64)
-        monkeypatch.setattr(scoring, 'validate', lambda *_: iter([(0, list(rows), [])]))
-        return scoring.data_scores(None, SimpleNamespace(kinds=[]))['loss']
-    loss, mean = score(counts), (hard * counts).sum() / counts.sum()
-    assert loss.mean == pytest.approx(mean) == np.mean(loss.answers)
-    drawn = [(hard * counts)[i].sum() / counts[i].sum() for i in rng.integers(0, 400, (2000, 400))]
-    assert loss.error == pytest.approx(np.std(drawn), rel=0.1)
-    spread = (hard * counts - mean * counts).std(ddof=1) / counts.mean()
-    assert loss.error == pytest.approx(spread / 20)
-    assert score(np.full(400, 16)).answers == pytest.approx(hard)   # of equal rows, their means
+@pytest.mark.parametrize('kind, masked', [('ours', 0.2), ('llama', 0.2), ('function', 0)])
+def test_data_scores_against_a_slow_form(kind, masked, tiny, tmp_path, monkeypatch):
+    "A masked token is of no answer; the error of a loss is that of a mean over tokens."
+    rng, n = np.random.default_rng(0), 12 * 16
+    model = KINDS.get(kind, KINDS['ours'])(tiny)
+    tokens = rng.integers(0, 256, n + 1)
+    for t in range(1, 16):              # most tokens are what the model says
+        rows = torch.tensor(tokens[:-1].reshape(12, 16))
+        likeliest = logits(model, rows[:, :t])[:, -1].argmax(-1).numpy()
+        tokens[t:-1:16] = np.where(rng.random(12) < 0.7, likeliest, tokens[t:-1:16])
+    write_dataset(tmp_path, 'val', 'bytes', tokens, kinds=['text', 'one', 'two'],
+                  marks=rng.choice([0, 1, 2, 2, 3, 130, 131], n + 1),
+                  mask=rng.random(n + 1) >= masked)
+    val = Loader(tmp_path, 4, 16, 'val')
+    answer = (lambda tokens: model(tokens)) if kind == 'function' else answer_of(model)
+    (sums, counts), losses, answers = scores_slowly(answer, val, 2)
+    made = count_logits(model)
+    monkeypatch.setattr(likelihoods, 'LOGITS_AT_ONCE', 2 * 16 * 257)
+    scores = data_scores(answer, val, 2, pieces=2 if kind == 'ours' else 1, text=True)
+    if kind == 'llama':
+        assert max(made) == 2 * 16 * 257
+    loss = scores['loss']
+    assert loss.mean == pytest.approx(sums.sum() / counts.sum(), rel=1e-6)
+    assert loss.mean == pytest.approx(np.mean(loss.answers))
+    spread = (sums - loss.mean * counts).std(ddof=1) / counts.mean()
+    assert loss.error == pytest.approx(spread / 8 ** 0.5, rel=1e-5)
+    if not masked:
+        assert loss.answers == pytest.approx(sums / 16, rel=1e-6)
+    assert scores['text'].mean == pytest.approx(np.mean(losses['text']), rel=1e-6)
+    for name in ('one', 'two'):
+        assert scores[name].answers == answers[name] and 0 < scores[name].mean < 1
+    unknown = data_scores(lambda tokens: logits(answer, tokens) * math.nan, val, 2)
+    assert 'text' not in unknown and all(map(math.isnan, unknown['one'].answers))
