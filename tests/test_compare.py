@@ -13,7 +13,7 @@ import threading
 import pytest
 from conftest import ROOT, asked_of, save_run, state_of, stop_at, table_of
 
-from docs.results.check import read_rows
+from docs.results.tables import read_rows
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import compare
 from nanodepth.commands.train import costs, planned, steps_for

@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import restored, save_run
 
-from docs.results.check import read_rows
+from docs.results.tables import read_rows
 from nanodepth import probe
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import probe as page

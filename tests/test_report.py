@@ -7,7 +7,7 @@ import json
 
 import pytest
 from conftest import SMALL, refused, save_run
-from docs.results.check import read_rows
+from docs.results.tables import read_rows
 from matplotlib.figure import Figure
 
 from nanodepth.__main__ import main as nanodepth

@@ -11,7 +11,7 @@ import re
 import runpy
 import sys
 
-from docs.results.check import read_rows
+from docs.results.tables import read_rows
 import numpy as np
 import pytest
 import torch

@@ -2,7 +2,7 @@
 have never grown or have grown from two.
 
 nanodepth compare docs/results/compare_gpu.py. A run takes three minutes on an H200, and the same
-command goes on. config/gpu_baseline.py says how to make the data. The claims of docs/RESULTS.md are
+command goes on. config/gpu_baseline.py says how to make the data. The claims of docs/LOG.md are
 judged by rows.csv, on seeds 2 and later, which are those of this file.
 """
 from nanodepth.loop import in_order

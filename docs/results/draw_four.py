@@ -1,11 +1,13 @@
 """Draw docs/assets/four.png: answers and loss on text with each of the four ideas, from page.csv.
     python -m docs.results.draw_four
 """
+from statistics import mean
+
 import matplotlib
 import matplotlib.pyplot as plt
 
-from docs.results.check import ROOT, Contrast, read_rows, spelled, values_of
-from nanodepth.report.contrasts import mean
+from docs.results.tables import HERE, read_rows
+from nanodepth.report.contrasts import interval
 
 matplotlib.use('Agg')
 SMALL = '--window=2-5 --solver=rk --K=4'
@@ -22,16 +24,16 @@ FOUR = [    # what; aliases; with it, without it, in words; beside whose text; l
      'the model as it is', ('baseline', 'as it is'), 'the plain model',
      '20 instead of 8')]
 WORDS = dict(size=8, color='0.3', bbox=dict(facecolor='white', edgecolor='none', pad=1))
-rows = read_rows(ROOT / 'docs/results/page.csv')
+rows = read_rows(HERE / 'page.csv')
 
 
 def values(model, measure):
-    return values_of(rows, dict(run=model[0], way=model[1]), measure)
+    return {row['seed']: row[measure] for row in rows if (row['run'], row['way']) == model}
 
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 4), sharey=True, width_ratios=(3, 2))
 for y, (what, aliases, model, without, named, beside, named_beside, layers) in enumerate(FOUR):
-    before, after = (100 * mean(list(values(each, f'toy_assign/{aliases} right').values()))
+    before, after = (100 * mean(values(each, f'toy_assign/{aliases} right').values())
                      for each in (without, model))
     left.plot([before, after], [y, y], color='0.8', linewidth=6, zorder=1)
     left.scatter(before, y, color='0.5', s=200, zorder=2)
@@ -40,10 +42,10 @@ for y, (what, aliases, model, without, named, beside, named_beside, layers) in e
     about = f'{aliases} aliases; grey: {named}; layers run: {layers}'
     left.text(0, y + 0.33, about, WORDS)
     ours, other = values(model, 'text'), values(beside, 'text')
-    seeds = sorted(ours.keys() & other.keys())
-    apart = Contrast([ours[seed] for seed in seeds], [other[seed] for seed in seeds])
-    right.errorbar(apart.mean, y, xerr=apart.half(0.95), fmt='o', color='tab:red', capsize=4)
-    right.text(-0.1, y + 0.33, f'{spelled(apart, 3, "+")} beside {named_beside}', WORDS)
+    apart = [ours[seed] - other[seed] for seed in sorted(ours.keys() & other.keys())]
+    half = interval(apart)
+    right.errorbar(mean(apart), y, xerr=half, fmt='o', color='tab:red', capsize=4)
+    right.text(-0.1, y + 0.33, f'{mean(apart):+.3f} ± {half:.3f} beside {named_beside}', WORDS)
 right.axvline(0, color='0.7', linewidth=1, zorder=0)
 left.axvline(25, color='0.7', linewidth=1, linestyle=':', zorder=0)
 left.set(xlim=(0, 103), ylim=(3.6, -0.6), yticks=[])
@@ -53,4 +55,4 @@ right.set_xlabel('loss on text, nats (± 95%):  ← better | worse →')
 for axes in (left, right):
     axes.spines[['top', 'right', 'left']].set_visible(False)
 figure.tight_layout()
-figure.savefig(ROOT / 'docs/assets/four.png', dpi=100)
+figure.savefig(HERE.parent / 'assets/four.png', dpi=100)

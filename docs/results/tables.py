@@ -1,0 +1,59 @@
+"""Make the tables of README.md and of docs/*.md anew: `python -m docs.results.tables`.
+
+tables.md has each table, with a hole for each number of ours. {depth: text of lidas / ordinary} is
+the mean over seeds of the rows of depth.csv that begin so, and with `minus baseline / ordinary` a
+difference, seed by seed. ± is half of a 95% interval by Student's t.
+"""
+import csv
+import re
+from pathlib import Path
+from statistics import mean
+
+from nanodepth.report.contrasts import interval, p_of
+
+HERE = Path(__file__).resolve().parent
+PAGES = [HERE.parents[1] / 'README.md', *sorted(HERE.parent.glob('*.md'))]
+TABLE = re.compile(r'<!-- table (.+?) -->.*?<!-- end -->', re.S)
+
+
+def number(text):
+    return float(text) if re.fullmatch(r'-?\d*\.?\d+(e[+-]?\d+)?|-?inf|nan', text) else text
+
+
+def read_rows(path):
+    with open(path, newline='', encoding='utf-8') as file:
+        return [{name: number(text) for name, text in row.items()} for row in csv.DictReader(file)]
+
+
+def fill(hole):
+    name, asked = hole[1].split(': ', 1)
+    rows, columns, measure = read_rows(HERE / f'{name}.csv'), [], ''
+    words = ['plus', *re.split(' (minus|plus) ', asked.removeprefix('round '))]
+    for sign, term in zip(words[::2], words[1::2]):
+        named, _, side = term.rpartition(' of ')
+        measure, side = named or measure, [number(word) for word in side.split(' / ')]
+        factor = (100 if measure.endswith('right') else 1) * (-1 if sign == 'minus' else 1)
+        keys = [key for key in rows[0] if key != 'seed'][:len(side)]
+        its = [(row['seed'], factor * row[measure]) for row in rows
+               if [row[key] for key in keys] == side and row[measure] != '']
+        assert 0 < len(its) == len(dict(its)), f'{term}: {len(its)} rows, of {len(dict(its))} seeds'
+        columns.append(dict(its))
+    seeds = set.intersection(*map(set, columns))
+    values = [sum(column[seed] for column in columns) for seed in sorted(seeds)]
+    digits = 0 if asked.startswith('round ') else 1 if measure.endswith('right') else 3
+    values = values[:1] if len(values) > 2 and len({*values}) == 1 else values
+    if len(values) < 3:                     # no interval
+        return ', '.join(f'{value:.{digits}f}' for value in values)
+    p, sign = p_of(values), '+' * (len(columns) > 1)
+    p = f'p={p:.2g}' if p >= 0.001 else 'p<0.001'
+    return f'{mean(values):{sign}.{digits}f}±{interval(values):.{digits}f}' + f' ({p})' * bool(sign)
+
+
+def made(page):
+    tables = {at[1]: at[0] for at in TABLE.finditer((HERE / 'tables.md').read_text('utf-8'))}
+    return TABLE.sub(lambda at: re.sub(r'\{(.+?)\}', fill, tables[at[1]]), page.read_text('utf-8'))
+
+
+if __name__ == '__main__':
+    for page in PAGES:
+        page.write_text(made(page), encoding='utf-8')
