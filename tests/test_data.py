@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import BEGUN, ROOT, asked_of, bpe, save_run, write_noise
+from conftest import BEGUN, ROOT, asked_of, bpe, logits as logits_of, save_run, write_noise
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands.train import open_parent
@@ -35,7 +35,7 @@ from nanodepth.scoring.rows import Asked, Subject, data_scores
 from nanodepth.text import tokens as tokens_file
 from nanodepth.text.primitives import TASKS, TOY_TASKS, Example, few_shot
 from nanodepth.text.tokenizer import encode_as_array, get_tokenizer
-from nanodepth.text.tokens import write_dataset
+from nanodepth.text.tokens import number, write_dataset
 from nanodepth.train import train
 from nanodepth.training import loader as loader_file
 from nanodepth.training.loader import Loader
@@ -95,13 +95,14 @@ def rows_slowly(loader, starts):
             yield epoch, ([*starts, *tokens], [-1] * n + targets, [0] * n + marks)
 
 
-@pytest.mark.parametrize('starts', [(), (7,), (3, 4)])
-@pytest.mark.parametrize('folders', ['b', 'abc', 'cba'])
+@pytest.mark.parametrize('folders, starts', [
+    ('b', ()), ('abc', ()), ('abc', (7,)), ('cba', (3, 4)), ('d', ())])
 def test_loader_by_slow_form(tmp_path, monkeypatch, folders, starts):
     """Whatever the batch and the number of processes. Kinds of answers go by name where datasets
     number them otherwise. Validation has each row once, until one dataset ends."""
     rng = np.random.default_rng(0)
-    for name, n, kinds in (('a', 5000, ['x', 'y']), ('b', 300, ['y', 'z']), ('c', 9000, None)):
+    for name, n, kinds in (('a', 5000, ['x', 'y']), ('b', 300, ['y', 'z']), ('c', 9000, None),
+                           ('d', 8, None)):         # a single window
         tokens, mask = rng.integers(3, 9, n), rng.integers(0, 2, n) if kinds else None
         marks = rng.choice([0, 1, 129, 2, 130], n) if kinds else None
         for split in ('train', 'val'):
@@ -139,12 +140,6 @@ def test_loader_has_one_order_for_ever(tmp_path):
     assert (row // 8).tolist() == [9, 1, 2, 4]
 
 
-def test_loader_reads_anew_what_is_made_anew(tmp_path):
-    for token in (5, 7):
-        write_dataset(tmp_path, 'train', 'bytes', np.full(99, token))
-        assert {*Loader(tmp_path, 1, 8).batch(0)[0].flatten().tolist()} == {token}
-
-
 @pytest.mark.parametrize('changes, error', [
     (dict(dtype='object'), Refused), (dict(dtype='float16'), Refused),
     (dict(shards=[dict(file='x.bin', tokens=0, sha256={'.bin': ''})]), Refused),
@@ -158,18 +153,14 @@ def test_loader_believes_no_json(data, changes, error):
         Loader(data, 1, 8).batch(0)
 
 
-def test_validate_sums_up_what_evaluate_says(tmp_path, tiny):
+def test_validate_sums_up_what_evaluate_says(data, tiny):
     "What a run logs; test_scoring.py has the slow form of data_scores."
-    rng, model = np.random.default_rng(0), tiny(vocab_size=257)
-    tokens, marks = rng.integers(0, 9, 12 * 16 + 1), rng.choice([0, 1, 130, 2], 12 * 16 + 1)
-    write_dataset(tmp_path, 'val', 'bytes', tokens, marks=marks, kinds=['text', 'one'])
-    loader = Loader(tmp_path, 4, 16, 'val')
-    scores = data_scores(model, loader, text=True)
-    sums = sum(of_batch for of_batch, *_ in validate(model, loader))
-    means = (sums[:2, 0] / sums[:2, 1]).tolist()
-    assert means == pytest.approx([scores['loss'].mean, scores['text'].mean])
-    answers = scores['one'].answers
-    assert sums[2, 2:].tolist() == [sum(answers), len(answers)]
+    model, val = tiny(vocab_size=257), Loader(data, 4, 16, 'val')
+    scores = data_scores(model, val)
+    sums = sum(of_batch for of_batch, *_ in validate(model, val))
+    assert (sums[0, 0] / sums[0, 1]).item() == pytest.approx(scores['loss'].mean)
+    answers = scores['fifth'].answers
+    assert sums[1, 2:].tolist() == [sum(answers), len(answers)] and 0 < sum(answers)
 
 
 def form_of(task, depth):
@@ -247,7 +238,6 @@ def test_few_shot_has_one_stream_for_ever():
 
 toy = runpy.run_path(str(ROOT / 'data/toy/prepare.py'), run_name='toy')
 sys.modules['toy'] = SimpleNamespace(**toy)         # where another process looks its functions up
-SIZE, BEGINS = toy['SIZE'], toy['BEGINS']
 
 
 def test_toy_is_what_it_was(monkeypatch):
@@ -260,25 +250,20 @@ def test_toy_is_what_it_was(monkeypatch):
 
 
 def test_toy_splits_share_nothing(tmp_path, monkeypatch, capsys):
-    texts = [bytes([97 + i]) * 9000 for i in range(20)]
-    monkeypatch.setitem(toy['main'].__globals__, 'library', lambda: iter(texts))
+    library = [bytes([97 + i]) * 9000 for i in range(20)]
+    monkeypatch.setitem(toy['main'].__globals__, 'library', lambda: iter(library))
     toy['main'](['--documents=800', f'--out={tmp_path}'])
     assert capsys.readouterr().out.count('the library has no more') == 1
-    documents, files, shares = [], [], []
+    documents, texts, shares, size = [], [], [], toy['SIZE']
     for split, n in (('train', 800), ('val', 4000)):
-        raw = np.fromfile(tmp_path / f'{split}_000.bin', 'uint16')
-        documents.append({tuple(row) for row in raw[:n * SIZE].reshape(-1, SIZE)})
-        files.append({*raw[n * SIZE:].tolist()} - {256})
-        shares.append(1 - n * SIZE / len(raw))
-    assert not documents[0] & documents[1] and not files[0] & files[1]
+        shard = shard_of(Loader(tmp_path, 1, 256, split).datasets[0])
+        documents.append({tuple(row) for row in shard['.bin'][:n * size].reshape(-1, size)})
+        texts.append(shard['.bin'][n * size:])
+        shares.append(len(texts[-1]) / len(shard['.bin']))
+        assert shard['.mask'][n * size:].all()
+    assert documents[0].isdisjoint(documents[1]) and {*texts[0]} & {*texts[1]} == {256}
     assert shares[0] == pytest.approx(0.1, abs=0.01) and shares[1] < 0.1    # all of little text
-    dataset = Loader(tmp_path, 1, 256, 'val').datasets[0]
-    (tokens, _), (targets, _), (marks, of_last) = dataset.read(
-        np.array([3, dataset.ends[-1] - 1]), dataset.about['kinds'])
-    assert tokens[0] == tokens[64] == 256               # whole documents
-    first = int(np.argmax(marks >= BEGINS))
-    assert marks[first] > BEGINS + 1 and chr(targets[first]).isalnum()
-    assert of_last.tolist() == [BEGINS + 1] * 256       # of text every byte is an answer
+    assert {*shard['.marks'][4000 * size:]} == {129}        # of it every byte is an answer
     before = contents(tmp_path)
     for words, said in ((['--aliases=0-1'], 'another dataset'), (['--text=10'], 'a share below 1')):
         with pytest.raises(SystemExit, match=said):
@@ -322,16 +307,16 @@ def validates(text, every):
 
 
 def put(folder, files):
-    "Files of bytes, of a text or of rows."
+    "Files of a text or of rows."
     for name, what in files.items():
-        path, rows = folder / name, [dict(text=text) for text in what]
+        path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix == '.parquet':
-            pytest.importorskip('datasets').Dataset.from_list(rows).to_parquet(path)
+        if isinstance(what, str):
+            path.write_text(what)
         elif path.suffix == '.jsonl':
-            path.write_text('\n'.join(map(json.dumps, rows)))
+            path.write_text('\n'.join(json.dumps(dict(text=text)) for text in what))
         else:
-            path.write_bytes(what if isinstance(what, bytes) else what.encode())
+            pytest.importorskip('datasets').Dataset.from_dict(dict(text=what)).to_parquet(path)
     return str(folder)
 
 
@@ -348,7 +333,7 @@ FOLDERS = dict(         # {name: (files, their documents in order, does one vali
     cut=({'notes.txt': '\ufeff' + ''.join(PARAGRAPHS)[:-2]},        # as Notepad begins a file
          [''.join(PARAGRAPHS[i:i + 3]) for i in range(0, 90, 3)], lambda i, text: i % 10 == 0),
     many=({'rows.jsonl': ROWS[:1000]}, ROWS[:1000], lambda i, text: i % 100 == 0),
-    by_endings=({'.git/a.py': 'no', '__pycache__/b.pyc': b'\xff', 'e.png': b'\xff', 'NOTE': 'no',
+    by_endings=({'.git/a.py': 'no', '__pycache__/b.pyc': 'no', 'e.png': 'no', 'NOTE': 'no',
                  'f.json': '{}', 'deep/a.txt': NOTE, 'deep/b1.jsonl': ['like a pattern', '', None],
                  'deep/b[1].jsonl': ROWS[:9], 'deep/c.parquet': ROWS[9:30], 'd.py': 'of code'},
                 ['of code', NOTE, 'like a pattern', *ROWS[:30]], lambda i, text: i % 10 == 0),
@@ -388,16 +373,18 @@ def test_text_is_read_back_and_a_command_goes_on(name, tmp_path, monkeypatch, th
 
 def test_text_of_so_many_tokens(tmp_path, monkeypatch):
     "To the end of a document; what validates counts, too."
+    assert [*map(number, ('7', '20k', '0.5M', '2B'))] == [7, 20_000, 500_000, 2 * 10**9]
     monkeypatch.setattr(tokens_file, 'PART', 32_000)
     for name, n, longest in (('cut', 20_000, 2800), ('parts', 10_000, 20)):
         out = tmp_path / f'{name}-out'
-        command = [put(tmp_path / name, FOLDERS[name][0]), f'--out={out}', '--workers=1']
-        text_script['main']([*command, f'--tokens={n // 1000}K'])
+        text_script['main']([put(tmp_path / name, FOLDERS[name][0]), f'--out={out}',
+                             f'--tokens={n // 1000}K', '--workers=1'])
         size = sum(len(tokens) for split in ('train', 'val') for tokens in shards_of(out, split))
         assert n <= size < n + longest
+    few = put(tmp_path / 'few', {'a.md': 'x'})
     for more, said in (([], 'are too few'), (['--tokens=10 x'], 'such as 10B')):
         with pytest.raises(Refused, match=said):
-            text_script['main']([put(tmp_path / 'few', {'a.md': 'x'}), f'--out={out}-', *more])
+            text_script['main']([few, f'--out={few}-out', *more])
 
 
 @pytest.mark.parametrize('read, row, text', [
@@ -409,40 +396,31 @@ def test_text_of_so_many_tokens(tmp_path, monkeypatch):
     ('chat', dict(text='assistant: 4', generator='DeepSeek-R1'), None),
     ('archived', dict(text='here', blob_id='a'), 'here'),
     ('archived', dict(text=None, blob_id='b'), 'fetched'),
-    ('archived', dict(blob_id='gone'), None)])
+    ('archived', dict(blob_id='c'), None)])
 def test_text_of_a_row(read, row, text, monkeypatch):
     "Without role tags and what reasoning models wrote; of Python-Edu by its number, if it is kept."
-    def request(_, url, **how):
-        status = 200 if url.endswith('/b') else 404
-        return SimpleNamespace(status=status, data=gzip.compress(b'fetched'))
-    monkeypatch.setattr(pytest.importorskip('urllib3'), 'request', request)
+    monkeypatch.setattr(pytest.importorskip('urllib3'), 'request', lambda method, url, **how: (
+        SimpleNamespace(status=200 if url[-1] == 'b' else 404, data=gzip.compress(b'fetched'))))
     assert tokens_file.READ[read](row, 'text') == text
 
 
 ODD = ['', None, '<|endoftext|> is text', 'ä東🙂\u200d\x00\ufeff e\u0301 \U000e0041', '\u2028\t']
-SOURCES = dict(fineweb_edu=5, cosmopedia=2, python_edu=2, open_web_math=2)
 
 
-@pytest.fixture(scope='module')
-def source(tmp_path_factory):
-    "(the folder, {file: its texts}): numbers, and in a source's first file some odd texts, too."
-    files = {}
-    for name, count in SOURCES.items():
-        for i in range(count):
-            file = f'{name}/train-{i:05d}.{"jsonl" if i % 2 else "parquet"}'
-            draw = random.Random(file)
-            texts = [' '.join(str(draw.randrange(10**draw.randrange(1, 7)))
-                              for _ in range(draw.randrange(5, 120))) for _ in range(250)]
-            files[file] = texts if i else draw.sample(texts + ODD, len(texts + ODD))
-    return put(tmp_path_factory.mktemp('source'), files), files
+def numbers_of(file):
+    "A source's file: texts of numbers, and some odd ones."
+    draw = random.Random(file)
+    texts = [' '.join(str(draw.randrange(10**draw.randrange(1, 7)))
+                      for _ in range(draw.randrange(5, 120))) for _ in range(250)]
+    return draw.sample(texts + ODD, len(texts + ODD))
 
 
 def prepare(folder, out, *more):
     "data/smollm/prepare.py."
     sources = runpy.run_path(str(ROOT / 'data/smollm/prepare.py'))['SMOLLM']
     tokens_file.prepare({'smollm': sources}, [
-        '--tokens=300K', f'--source={folder}', '--tokenizer=bytes', f'--out={out}',
-        '--val_every=50', '--workers=1', *more])
+        f'--source={folder}', '--tokenizer=bytes', f'--out={out}', '--val_every=50', '--workers=1',
+        *more])
 
 
 def prepare_until_killed(*args):
@@ -455,71 +433,51 @@ def prepare_until_killed(*args):
     prepare(*args)
 
 
-@pytest.fixture(scope='module')
-def made(source, tmp_path_factory):
-    out = tmp_path_factory.mktemp('made')
-    prepare(source[0], out)
-    return out
-
-
-def test_mixture_shares_are_exact_and_documents_read_back(source, made):
-    "Whole files, as few as will do, in an order that is drawn from their names for ever."
-    mixture, loader = json.loads((made / 'mixture.json').read_text()), Loader(made, 4, 64)
-    assert mixture == dict(fineweb_edu=0.70, cosmopedia=0.15, python_edu=0.09, open_web_math=0.06)
-    assert loader.passes(100) == pytest.approx(max(
-        400 * share / n for share, n in zip(mixture.values(), loader.n_windows.tolist())))
-    for name, share in mixture.items():
-        sizes = [*map(len, shards_of(made / name, 'train'))]
-        assert sum(sizes[:-1]) < round(300_000 * share) <= sum(sizes)
-        # validation is one shard, so that windows of any length fit
-        assert len(shards_of(made / name, 'val')) == 1
-        files = sorted((file for file in source[1] if file.startswith(name)),
-                       key=lambda file: hashlib.blake2b(file.encode()).hexdigest())
-        texts = [text for file in files[:len(sizes)] for text in source[1][file] if text]
-        for split in ('train', 'val'):
-            assert documents_of(made / name, split) == [
-                text for text in texts if validates(text, 50) == (split == 'val')]
-
-
-def test_mixture_is_the_same_after_a_kill_and_more_tokens(source, made, tmp_path, threads):
-    "And whatever the number of processes."
-    killed = BEGUN.Process(target=prepare_until_killed,
-                           args=(source[0], tmp_path, '--tokens=100K'))
+def test_mixture_by_slow_form(tmp_path, threads):
+    """After a kill, and of more tokens: whole files of each source, as few as its share takes, in
+    an order that is drawn from their names for ever."""
+    shares = dict(fineweb_edu=0.70, cosmopedia=0.15, python_edu=0.09, open_web_math=0.06)
+    names = [f'{name}/{i}.{"jsonl" if i % 2 else "parquet"}' for name in shares for i in range(5)]
+    files, out = {name: numbers_of(name) for name in names}, tmp_path / 'out'
+    folder = put(tmp_path / 'source', files)
+    killed = BEGUN.Process(target=prepare_until_killed, args=(folder, out, '--tokens=100K'))
     killed.start()
     killed.join(120)
     assert killed.exitcode == -signal.SIGKILL
-    assert (tmp_path / 'fineweb_edu/train.json').exists()
-    assert not (tmp_path / 'cosmopedia/train.json').exists()
+    assert (out / 'fineweb_edu/train.json').exists()
+    assert not (out / 'cosmopedia/train.json').exists()
     for tokens in (100_000, 300_000):
-        prepare(source[0], tmp_path, f'--tokens={tokens // 1000}K', '--workers=2')
-        about = json.loads((tmp_path / 'fineweb_edu/train.json').read_text())
-        assert 0.7 * tokens <= about['tokens'] == sum(each['tokens'] for each in about['shards'])
-        assert about['tokens'] < 0.7 * tokens + 90_000
-    assert contents(tmp_path) == contents(made)
+        prepare(folder, out, f'--tokens={tokens // 1000}K', '--workers=2')
+        for name, share in shares.items():
+            sizes = [*map(len, shards_of(out / name, 'train'))]
+            assert sum(sizes[:-1]) < round(tokens * share) <= sum(sizes)
+            # validation is one shard, so that windows of any length fit
+            assert len(shards_of(out / name, 'val')) == 1
+            drawn = sorted((file for file in files if file.startswith(name)),
+                           key=lambda file: hashlib.blake2b(file.encode()).hexdigest())
+            texts = [text for file in drawn[:len(sizes)] for text in files[file] if text]
+            for split in ('train', 'val'):
+                assert documents_of(out / name, split) == [
+                    text for text in texts if validates(text, 50) == (split == 'val')]
+    loader, before = Loader(out, 4, 64), contents(out)
+    assert loader.quota.tolist() == [700, 150, 90, 60]
+    assert loader.passes(100) == pytest.approx(max(0.4 * loader.quota / loader.n_windows))
     with pytest.raises(Refused, match='other files or settings'):
-        prepare(source[0], tmp_path, '--val_every=7')
-    assert contents(tmp_path) == contents(made)
+        prepare(folder, out, '--tokens=300K', '--val_every=7')
+    assert contents(out) == before
 
 
 def test_mixture_from_the_hub_is_of_one_commit(tmp_path, monkeypatch):
     "That of the parts that are there, though the dataset has another one by now."
-    newest, listed = ['a' * 40], []
-
-    class Hub:
-        def dataset_info(self, repo):
-            return SimpleNamespace(sha=newest[-1])
-
-        def list_repo_files(self, repo, repo_type, revision):
-            listed.append(revision)
-            return ['train-0.parquet', 'notes.md']
-    monkeypatch.setattr(pytest.importorskip('huggingface_hub'), 'HfApi', Hub)
-    source = tokens_file.Source('some', 1.0, 'x/y', '*.parquet')
-    files = tokens_file.files_of(source, None, tmp_path)
-    assert files == {'train-0.parquet': f'hf://datasets/x/y@{newest[0]}/train-0.parquet'}
-    (tmp_path / 'plan.json').write_text(json.dumps(dict(parts=[[*files.values()]])))
-    newest.append('b' * 40)
-    assert tokens_file.files_of(source, None, tmp_path) == files
-    assert listed == ['a' * 40] * 2
+    hub = pytest.importorskip('huggingface_hub').HfApi
+    monkeypatch.setattr(hub, 'list_repo_files', lambda self, repo, repo_type, revision: [
+        f'train-{revision[0]}.parquet', 'notes.md'])
+    source, wanted = tokens_file.Source('some', 1.0, 'x/y', '*.parquet'), 'a' * 40
+    for newest in (wanted, 'b' * 40):
+        monkeypatch.setattr(hub, 'dataset_info', lambda self, repo: SimpleNamespace(sha=newest))
+        files = tokens_file.files_of(source, None, tmp_path)
+        assert files == {'train-a.parquet': f'hf://datasets/x/y@{wanted}/train-a.parquet'}
+        (tmp_path / 'plan.json').write_text(json.dumps(dict(parts=[[*files.values()]])))
 
 
 def test_tokenizers_of_one_name_are_told_apart(config, tmp_path):
@@ -563,8 +521,7 @@ def test_starts_are_those_a_checkpoint_was_trained_with(gemma, tiny, tmp_path):
     subject, losses = Subject(theirs, asked), []
     plain = Loader(tmp_path / 'noise', 4, 511, 'val')
     for tokens, targets, _ in map(plain.batch, range(2)):
-        with torch.no_grad():
-            logits = gemma[1](F.pad(tokens, (1, 0), value=256)).logits[:, 1:]
+        logits = logits_of(gemma[1], F.pad(tokens, (1, 0), value=256))[:, 1:]
         losses.append(F.cross_entropy(logits.transpose(1, 2), targets))
     assert asked_of(subject)['loss'].mean == pytest.approx(np.mean(losses), rel=1e-5)
     ours = save_run(tmp_path / 'ours', tiny(n_layer=2, vocab_size=257, context=512),
@@ -573,8 +530,8 @@ def test_starts_are_those_a_checkpoint_was_trained_with(gemma, tiny, tmp_path):
     save_hf(tiny(n_layer=2), tmp_path / 'llama', tokenizer=theirs)
     nanodepth('cut', [str(tmp_path / 'llama'), '1-1-0', f'--out={tmp_path / "cut"}'])
     state = state_of(tmp_path / 'cut')
-    for path, its_state, starts in ((gemma[0], {}, []), (ours, state_of(ours), []),
-                                    (tmp_path / 'cut', state, [256]),
-                                    (tmp_path / 'cut', state | dict(flops=1), []),
-                                    (tmp_path / 'cut', state | dict(inherited_flops=1), [])):
+    for path, its_state, starts in (
+            (gemma[0], {}, []), (ours, state_of(ours), []), (tmp_path / 'cut', state, [256]),
+            (tmp_path / 'cut', state | dict(flops=1), []),
+            (tmp_path / 'cut', state | dict(inherited_flops=1), [])):
         assert starts_of(path, its_state) == starts

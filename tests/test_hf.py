@@ -2,18 +2,15 @@
 families, and loops of them: test_windows.py.
 """
 import builtins
-import functools
 import inspect
 import json
 import math
-import os
 import random
 import signal
 
 import pytest
-import test_data
 import tiktoken
-import tokenizers
+import tokenizers as tk
 import torch
 import transformers
 from safetensors import safe_open
@@ -25,112 +22,227 @@ from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import export
 from nanodepth.commands.train import open_parent
 from nanodepth.common.errors import Refused
+from nanodepth.common.whose import is_ours
 from nanodepth.model import Pass, Span
+from nanodepth.models import joined
+from nanodepth.models.authors import authors_surgery, parts_of
 from nanodepth.models.checkpoint import load_model, open_any
 from nanodepth.models.hf import load_hf, save_hf
-from nanodepth.models import joined
 from nanodepth.models.joined import save_joined
 from nanodepth.models.raven import save_authors
-from nanodepth.models.authors import authors_surgery, parts_of
 from nanodepth.retrofit import Adapter, core_of, surgery
-from nanodepth.wrapper import Window
 from nanodepth.text import primitives
 from nanodepth.text.tokenizer import (as_tokenizers, generation_of, get_tokenizer,
                                       start_of_document)
 from nanodepth.train import train
+from nanodepth.wrapper import Window
 
 transformers.utils.logging.disable_progress_bar()
 
 
-def theirs(folder, name='llama', seed=0, **fields):
-    "A tiny random checkpoint made by transformers: every part matters, the norms too."
-    model = family(name, seed=seed, **dict(num_hidden_layers=3, head_dim=None) | fields)
-    for p in model.parameters():
-        if p.dim() == 1:
-            torch.nn.init.uniform_(p, 0.5, 1.5)
-    model.save_pretrained(folder)
-    return model
+def edit(path, **changes):
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def close(a, b):
     return (a - b).abs().max() <= 1e-5 * b.abs().max()
 
 
-def automodel(folder):
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype='auto').eval()
+def automodel(folder, dtype='auto'):
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, trust_remote_code=True).eval()
 
 
+def greedy(model, tokens, **how):
+    "Eight tokens more."
+    if is_ours(model):
+        return model.generate(tokens, 8, temperature=0)
+    how = dict(attention_mask=torch.ones_like(tokens)) | how
+    return model.generate(tokens, max_new_tokens=8, do_sample=False, pad_token_id=0, **how)
+
+
+def published(name, says={}, **fields):
+    """transformers' model of a tiny random folder of theirs, and ours of it. says: what its
+    config.json says otherwise."""
+    def make(tiny, folder):
+        model = family(name, **dict(num_hidden_layers=3, head_dim=None) | fields)
+        for p in model.parameters():
+            if p.dim() == 1:            # norms and biases matter, too
+                torch.nn.init.uniform_(p, 0.5, 1.5)
+        model.save_pretrained(folder)
+        edit(folder / 'config.json', **says)
+        return automodel(folder), load_hf(folder)
+    return make
+
+
+def ours(adapter=False, own_head=False, **fields):
+    def make(tiny, folder):
+        model = tiny(**fields)
+        if adapter:
+            model.adapter = Adapter(32)
+        if own_head:
+            model.head.weight.data.copy_(model.embed.weight)
+        return model, model
+    return make
+
+
+def cut(inject, kind=surgery, how={}, **fields):
+    def make(tiny, folder):
+        model = kind(tiny(n_layer=5, context=128, **fields), '1-2-1', inject, r=3, **how).eval()
+        for p in model.parameters():
+            p.data += torch.randn_like(p) / 50
+        return model, model
+    return make
+
+
+class Faded(Span):
+    "A Span of one's own: half of what its items add."
+
+    def __init__(self, items, share=0.5):
+        super().__init__(items)
+        self.share = share
+
+    def __call__(self, run, x):
+        return torch.lerp(x, run(x, self.items), self.share)
+
+
+HEADS = dict(num_attention_heads=6, num_key_value_heads=3, hidden_size=36)
 ROPE = dict(rope_type='llama3', rope_theta=5e5, **LLAMA3)
-
-
-@pytest.mark.parametrize('name, seed', [*zip(('llama', 'qwen3') * 4, range(8)),
-                                        ('qwen2', 11), ('qwen2', 37)])       # tied, and untied
-def test_logits_are_those_of_transformers_and_out_again_every_bit_is_kept(tmp_path, name, seed):
-    rng = random.Random(seed)
-    kv, ratio = rng.choice([1, 2, 3]), rng.choice([1, 2, 4])
-    fields = dict(num_attention_heads=kv * ratio, num_key_value_heads=kv,
-                  hidden_size=kv * ratio * rng.choice([4, 6, 16]),
-                  intermediate_size=rng.choice([24, 50, 96]),
-                  num_hidden_layers=rng.choice([1, 2, 5]), vocab_size=rng.choice([31, 67, 257]),
-                  tie_word_embeddings=rng.random() < 0.5,
-                  rms_norm_eps=rng.choice([1e-6, 1e-5, 1e-2]))
-    if rng.random() < 0.5 or name == 'qwen3':
-        fields['head_dim'] = rng.choice([8, 10, 32])
-    if seed % 3 == 0:
-        fields['rope_parameters'] = ROPE
-    reference = theirs(tmp_path / 'x', name, seed=seed, **fields)
-    if seed % 3 == 0:       # it stands in the rope's settings and beside them, which counts
-        path = tmp_path / 'x/config.json'
-        path.write_text(json.dumps(json.loads(path.read_text())
-                                   | dict(original_max_position_embeddings=20)))
-        reference = automodel(tmp_path / 'x')
-    tokens = torch.randint(fields['vocab_size'], (2, 64))
-    model = load_hf(tmp_path / 'x')
-    assert model.config.qkv_bias == (name == 'qwen2')
-    tied = fields['tie_word_embeddings']
-    assert model.config.tie_embeddings == tied == (model.head.weight is model.embed.weight)
-    assert close(logits(model, tokens), logits(reference, tokens))
-    assert torch.equal(model.generate(tokens[:, :9], 8, temperature=0),
-                       reference.generate(tokens[:, :9], max_new_tokens=8, min_new_tokens=8,
-                                          do_sample=False, pad_token_id=0))
-    dtype = [torch.float32, torch.bfloat16][seed % 2]
-    save_hf(model.to(dtype), tmp_path / 'y')
-    given, kept = (load_file(tmp_path / folder / 'model.safetensors') for folder in 'xy')
-    assert (tmp_path / 'y/model.safetensors').stat().st_mode & 0o777 == 0o644
-    assert same(kept, {key: given[key].to(dtype) for key in kept})
-    assert given.keys() - kept.keys() <= ({'lm_head.weight'} if tied else set())
-    again = load_hf(tmp_path / 'y').state_dict()
-    assert same(again, model.state_dict())
-    assert {t.dtype for t in [*kept.values(), *again.values()]} == {dtype}
-    # without a tokenizer no token ends a text: transformers would take 2
-    assert automodel(tmp_path / 'y').config.eos_token_id is None
-
-
+START = dict(start='authors')
 MODELS = {
-    'ordinary, with an adapter that its order does not need': dict(),
-    'looped': dict(order=[0, 1, 2, 1, 2, 3]),
-    'other numbers, looped LN-scaling': dict(rope_theta=5e5, norm_eps=1e-2, ffn_dim=50,
-                                             ln_scaling=True, order=[0, 1, 0, 1, 2, 3]),
-    'qk-norm, own head_dim, GQA, tied': dict(qk_norm=True, head_dim=12, n_kv_head=2,
-                                             tie_embeddings=True),
-    'untied, rope scaling': dict(tie_embeddings=False, rope_scaling=LLAMA3),
-    'looped, biases': dict(qkv_bias=True, order=[0, 1, 1, 2, 3]),
+    save_hf: {
+        'llama, tied': published('llama', num_key_value_heads=1, tie_word_embeddings=True),
+        'llama, untied but for its config': published('llama', dict(tie_word_embeddings=True)),
+        # a length stands in the rope's settings and beside them, which counts
+        'llama, rope': published('llama', dict(original_max_position_embeddings=20), **HEADS,
+                                 head_dim=10, rope_parameters=ROPE),
+        'qwen3': published('qwen3', **HEADS, head_dim=24, rms_norm_eps=1e-2),
+        'qwen2': published('qwen2', head_dim=8, intermediate_size=50),
+        'an adapter that its order does not need': ours(adapter=True, n_kv_head=2),
+        'a head that still equals the embedding': ours(own_head=True, tie_embeddings=False),
+        'looped, biases': ours(qkv_bias=True, order=[0, 1, 1, 2, 3], rope_scaling=LLAMA3),
+        'looped LN-scaling': ours(ln_scaling=True, order=[0, 1, 0, 1, 2, 3], norm_eps=1e-2),
+        'QK-norm': ours(qk_norm=True, head_dim=12, rope_theta=5e5)},
+    save_authors: {
+        'their start': cut('authors', authors_surgery, START, n_kv_head=2, rope_scaling=LLAMA3),
+        'add': cut('add', tie_embeddings=False)},
+    save_joined: {
+        'qwen3': cut('linear', authors_surgery, qk_norm=True, head_dim=24, n_kv_head=2),
+        'qwen2': cut('identity', qkv_bias=True, tie_embeddings=False),
+        'their start': cut('authors', authors_surgery, START, rope_scaling=LLAMA3),
+        'LN-scaling': cut('add', ln_scaling=True),
+        'window': ours(context=128, order=[0, Window([1, 2], K=2), 1, 3]),
+        'solver': ours(context=128, order=[0, Window([1, 2], 'anderson', K=2), 3]),
+        'own Span': ours(context=128, order=[0, Faded([1, 2], share=0.25), Window([3], K=2)])},
 }
+OPENERS = {save_hf: [load_model, automodel], save_authors: [load_model],
+           save_joined: [load_model, automodel]}
 
 
-@pytest.mark.parametrize('name', MODELS)
-def test_what_we_write_transformers_reads(tmp_path, tiny, name):
-    model = tiny(vocab_size=257, **MODELS[name])
-    if 'adapter' in name:
-        model.adapter = Adapter(32)
-    save_hf(model, tmp_path / 'x', tokenizer='bytes')
-    tokens = torch.randint(257, (2, 32))
-    assert close(logits(automodel(tmp_path / 'x'), tokens), logits(model, tokens))
-    again = load_model(tmp_path / 'x')
-    assert close(logits(again, tokens), logits(model, tokens))
-    assert again.order == [*range(len(model.order))]
-    with pytest.raises(Refused, match='is there already, and a model'):
-        save_hf(model, tmp_path / 'x')
+@pytest.fixture
+def own_file(tmp_path, monkeypatch):
+    "Faded in a file of its own, with an import of the book and something to do as a script."
+    path = tmp_path / 'faded.py'
+    path.write_text('import torch\nfrom nanodepth.model import Span\n\n'
+                    + inspect.getsource(Faded) + "\nif __name__ == '__main__':\n    1 / 0\n")
+    real = joined.where
+    monkeypatch.setattr(joined, 'where', lambda kind: path if kind is Faded else real(kind))
+
+
+@pytest.mark.parametrize('write, name', [
+    (write, name) for write, models in MODELS.items() for name in models])
+def test_export_is_the_model_it_was(write, name, tiny, tmp_path, own_file):
+    """However it is opened, it has the same logits and writes the same text. Opened and written
+    again, it is the same to the bit, in 32 bits and in 16."""
+    source, model = MODELS[write][name](tiny, tmp_path / 'source')
+    T = min(70, model.config.context)
+    tokens = torch.randint(model.config.vocab_size, (2, T),
+                           generator=torch.Generator().manual_seed(3))
+    write(model, tmp_path / 'out')
+    for opened in [model, *(open_it(tmp_path / 'out') for open_it in OPENERS[write])]:
+        assert close(logits(opened, tokens), logits(source, tokens))
+        assert torch.equal(greedy(opened, tokens[:, :-8]), greedy(source, tokens[:, :-8]))
+        if not is_ours(opened):     # without a tokenizer no token ends a text: Llamas would take 2
+            assert opened.config.eos_token_id is None
+    if source is not model:
+        given, kept = (load_file(tmp_path / folder / 'model.safetensors')
+                       for folder in ('source', 'out'))
+        assert same(kept, {name: given[name] for name in kept})
+    for dtype in (torch.float32, torch.bfloat16):
+        once, twice = tmp_path / f'{dtype}', tmp_path / f'{dtype} again'
+        write(model.to(dtype), once)
+        again = load_model(once)
+        assert {p.dtype for p in again.parameters()} == {dtype}
+        tied = model.config.tie_embeddings and write is not save_authors
+        assert again.config.tie_embeddings == tied == (again.head.weight is again.embed.weight)
+        write(again, twice)
+        assert ({path.name: path.read_bytes() for path in once.iterdir()}
+                == {path.name: path.read_bytes() for path in twice.iterdir()})
+    assert (once / 'model.safetensors').stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize('name', MODELS[save_joined])
+def test_joined_is_a_model_of_transformers(tiny, tmp_path, name, own_file):
+    "Its recurrences, caches, padding, loss and checkpointing are those of transformers."
+    model, _ = MODELS[save_joined][name](tiny, None)
+    save_joined(model, tmp_path / 'out')
+    theirs, core = automodel(tmp_path / 'out'), core_of(model)
+    tokens = torch.randint(50, (2, 70), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        for r in (1, 5, 3) if core else (None,):
+            if core:
+                core.r = r
+            want = model(tokens)
+            assert torch.equal(theirs(tokens, num_steps=r).logits, want)
+            assert torch.equal(greedy(theirs, tokens, num_steps=r), greedy(model, tokens))
+        # what transformers calls its cache from 5.24 on is the cache, and nothing else is swallowed
+        for cache_name in ('past_key_values', 'cache') if 'Window' not in str(model.order) else ():
+            cache = transformers.DynamicCache()
+            theirs(tokens[:, :9], **{cache_name: cache})
+            assert torch.allclose(theirs(tokens[:, 9:10], **{cache_name: cache}).logits,
+                                  model(tokens[:, :10])[:, 9:], atol=1e-5)
+        for asked in (dict(kv_store=1), dict(return_dict=False), dict(output_hidden_states=True)):
+            with pytest.raises(ValueError, match=f'{[*asked][0]}.* is not known here'):
+                theirs(tokens, **asked)
+        if core:
+            with pytest.raises(ValueError, match='this cache does not hold all of the text'):
+                theirs(tokens[:, 9:10], past_key_values=theirs(tokens[:, :9]).past_key_values,
+                       num_steps=5)
+        # padded on the left: the row that is not padded, and the padded one by itself
+        mask = torch.ones_like(tokens)
+        mask[1, :9] = 0
+        said = greedy(theirs, tokens, attention_mask=mask)
+        assert torch.equal(said[:1], greedy(model, tokens[:1]))
+        assert torch.equal(said[1:, 9:], greedy(model, tokens[1:, 9:]))
+    loss = theirs(tokens, labels=tokens).loss
+    assert torch.allclose(theirs(tokens, labels=tokens, num_items_in_batch=7).loss * 7, loss * 138)
+    grads = []
+    for how in (theirs.gradient_checkpointing_disable, theirs.gradient_checkpointing_enable):
+        how()
+        theirs.train().zero_grad()
+        theirs(tokens, labels=tokens).loss.backward()
+        grads.append([p.grad for p in theirs.parameters()])
+    assert all(map(torch.equal, *grads))
+    theirs.eval().resize_token_embeddings(53)
+    theirs.save_pretrained(tmp_path / 'theirs')         # whose code goes along
+    bigger = automodel(tmp_path / 'theirs')
+    assert torch.allclose(logits(bigger, tokens)[..., :50], want, atol=1e-5)
+
+
+@pytest.mark.parametrize('name, stored, asked', [
+    ('ernie4_5_moe', 'bfloat16', 'bfloat16'), ('ernie4_5_moe', 'float32', 'bfloat16'),
+    ('gemma3_text', 'bfloat16', 'float32'), ('mistral', 'bfloat16', 'float32')])
+def test_open_any_has_the_types_of_transformers(name, stored, asked, tmp_path):
+    """Ernie's routers stay in float32. Gemma computes a scale of its embedding in the type of the
+    weights: 16 bits would stay in it."""
+    experts = dict(moe_num_experts=4, moe_k=2, moe_intermediate_size=16, moe_layer_start_index=0)
+    fields = experts if name == 'ernie4_5_moe' else dict(hidden_size=40)
+    family(name, **fields).to(getattr(torch, stored)).save_pretrained(tmp_path)
+    opened, theirs = open_any(tmp_path, dtype=asked)[1], automodel(tmp_path, asked)
+    types = [p.dtype for p in opened.parameters()]
+    assert types == [p.dtype for p in theirs.parameters()] and torch.float32 in types
+    tokens = torch.arange(2, 12)[None]
+    assert torch.equal(logits(opened, tokens), logits(theirs, tokens))
 
 
 def of_bytes():
@@ -150,7 +262,6 @@ def of_merges(special=264):
 def of_pieces():
     """TinyLlama's kind, which tiktoken cannot represent: pieces with a lower line for a space,
     bytes as a last resort, and a start that its template puts first."""
-    tk = tokenizers
     file = tk.Tokenizer(tk.models.BPE(unk_token='<unk>', byte_fallback=True, fuse_unk=True))
     file.normalizer = tk.normalizers.Sequence([tk.normalizers.Prepend('▁'),
                                                tk.normalizers.Replace(' ', '▁')])
@@ -165,14 +276,14 @@ def of_pieces():
 
 
 RANDOM, ALPHABET = random.Random(0), 'ab1 2\n\t.\'=é東½ \u00a0'
-TEXTS = [*test_data.TEXTS, 'def f(x):\n\treturn  "ä東🙂"\r\n', "a , b . I 'm", *(
+TEXTS = ['', ' ', '1 + 23 = 24', 'def f(x):\n\treturn  "ä東🙂"\r\n', "a , b . I 'm", *(
     ''.join(RANDOM.choice(ALPHABET) for _ in range(RANDOM.randint(1, 60))) for _ in range(300))]
 
 
 @pytest.mark.parametrize('make, start, number, texts', [
     (of_bytes, '<|endoftext|>', 256, TEXTS), (of_merges, '<|endoftext|>', 264, TEXTS),
     (of_pieces, '<s>', 1, ['a list', 'a list of models'])])
-def test_a_tokenizer_is_the_same_in_a_tokenizer_json(make, start, number, texts, tmp_path):
+def test_tokenizer_is_the_same_in_a_tokenizer_json(make, start, number, texts, tmp_path):
     file, encode = make()
     file.save(str(tmp_path / 'tokenizer.json'))
     again = get_tokenizer(tmp_path)
@@ -186,12 +297,7 @@ def test_a_tokenizer_is_the_same_in_a_tokenizer_json(make, start, number, texts,
     assert again.n_vocab == file.get_vocab_size()
 
 
-def test_a_tokenizer_with_a_hole_before_its_special_token_is_refused():
-    with pytest.raises(Refused, match='would give other tokens'):
-        of_merges(special=300)
-
-
-def test_an_answer_is_tokens_of_the_text_that_it_continues(tmp_path):
+def test_answer_is_tokens_of_the_text_it_continues(tmp_path):
     file, encode = of_pieces()
     file.save(str(tmp_path / 'tokenizer.json'))
     enc = get_tokenizer(tmp_path)
@@ -200,32 +306,7 @@ def test_an_answer_is_tokens_of_the_text_that_it_continues(tmp_path):
     assert whole[-len(alone):] == alone != primitives.continuation(enc, 'a zz', 'of')
 
 
-def edit(path, **changes):
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def test_a_head_that_still_equals_the_embedding_is_one_of_its_own(tmp_path, tiny):
-    model = tiny(tie_embeddings=False)
-    model.head.weight.data.copy_(model.embed.weight)
-    save_hf(model, tmp_path / 'x', tokenizer='bytes')
-    back = load_hf(tmp_path / 'x')
-    assert not back.config.tie_embeddings and back.head.weight is not back.embed.weight
-
-
-def test_weights_are_read_as_they_are_and_from_safetensors_alone(tmp_path):
-    reference, tokens = theirs(tmp_path / 'x'), torch.arange(12)[None]
-    edit(tmp_path / 'x/config.json', tie_word_embeddings=True)      # it has a head of its own
-    assert close(logits(load_hf(tmp_path / 'x'), tokens), logits(reference, tokens))
-    (tmp_path / 'x/model.safetensors').rename(tmp_path / 'x/pytorch_model.bin')
-    with pytest.raises(Refused, match='no file named model.safetensors'):
-        load_hf(tmp_path / 'x')
-    edit(tmp_path / 'x/config.json', model_type='gpt2')
-    with pytest.raises(Refused, match="asks for the family 'gpt2'"):
-        load_hf(tmp_path / 'x')
-
-
-RAVEN_SIZES = dict(prelude=1, core_block=2, coda=1)
-RAVEN = dict(
+RAVEN = dict(       # as their conversion writes one
     architectures=['RavenForCausalLM'], model_type='huginn_raven', n_embd=32, n_heads=4,
     num_key_value_heads=2, head_dim=8, intermediate_size=48, vocab_size=50, padded_vocab_size=50,
     block_size=4096, max_position_embeddings=64, norm_eps=1e-5, rope_base=50_000.0,
@@ -236,27 +317,21 @@ RAVEN = dict(
 
 
 @pytest.fixture
-def raven(tmp_path):
-    "A raven as their conversion writes one: fused matrices, a buffer, Huginn's own leftovers."
-    generator = torch.Generator().manual_seed(0)
-    draw = lambda *shape: torch.randn(*shape, generator=generator) / math.sqrt(shape[-1])
-    tensors = {'transformer.wte.weight': draw(50, 32), 'transformer.ln_f.weight': 1 + draw(32),
-               'transformer.adapter.weight': draw(32, 64), 'lm_head.weight': draw(50, 32),
-               'freqs_cis': torch.zeros(1, 64, 1, 4, 2)}
-    for part, n in RAVEN_SIZES.items():
-        for i in range(n):
-            layer = {'norm_1': 1 + draw(32), 'norm_2': 1 + draw(32), 'attn.Wqkv': draw(64, 32),
-                     'attn.proj': draw(32, 32), 'mlp.fc': draw(96, 32), 'mlp.proj': draw(32, 48)}
-            tensors |= {f'transformer.{part}.{i}.{name}.weight': t for name, t in layer.items()}
-    path = tmp_path / 'raven'
-    path.mkdir()
-    save_file(tensors, path / 'model.safetensors')
-    # of before, as transformers leaves it: read only without the other
-    save_file({name: t + 1 for name, t in tensors.items()}, path / 'shard.safetensors')
+def raven(tiny, tmp_path):
+    "A folder of theirs, with a buffer, and shards of before, as transformers leaves them."
+    parent = tiny(n_kv_head=2, ffn_dim=48, context=64, tie_embeddings=False)
+    folder = tmp_path / 'raven'
+    save_authors(authors_surgery(parent, '1-2-1', 'linear', start='authors', r=3), folder)
+    tensors = load_file(folder / 'model.safetensors') | dict(freqs_cis=torch.zeros(1, 64, 1, 4, 2))
+    save_file(tensors, folder / 'model.safetensors')
+    save_file({name: t + 1 for name, t in tensors.items()}, folder / 'shard.safetensors')
     index = dict(weight_map=dict.fromkeys(tensors, 'shard.safetensors'))
-    (path / 'model.safetensors.index.json').write_text(json.dumps(index))
-    (path / 'config.json').write_text(json.dumps(RAVEN))
-    return path
+    (folder / 'model.safetensors.index.json').write_text(json.dumps(index))
+    ours = json.loads((folder / 'config.json').read_text())
+    assert all(ours[key] == value for key, value in RAVEN.items() if key not in (
+        'block_size', 'rope_base', 'head_dim', 'block_class_name', 'init_values'))
+    (folder / 'config.json').write_text(json.dumps(RAVEN))
+    return folder
 
 
 def as_the_format_says(t, tokens, r, s):
@@ -289,7 +364,7 @@ def as_the_format_says(t, tokens, r, s):
 
 
 @torch.no_grad()
-def test_a_folder_of_theirs_opens_and_computes_what_the_format_means(raven):
+def test_raven_computes_what_the_format_means(raven):
     model = load_model(raven)
     core = core_of(model)
     assert (core.r, core.backprop_depth, model.config.context) == (3, 8, 64)
@@ -302,15 +377,6 @@ def test_a_folder_of_theirs_opens_and_computes_what_the_format_means(raven):
         core.r = r
         assert torch.allclose(model(tokens), as_the_format_says(tensors, tokens, r, state),
                               atol=1e-5)
-    core.r = 3
-    save_authors(model, raven.parent / 'again')         # and comes out as it came in
-    again = load_file(raven.parent / 'again/model.safetensors')
-    assert same(again, {name: tensors[name] for name in again})
-    assert {*tensors} - {*again} == {'freqs_cis'}
-    config = json.loads((raven.parent / 'again/config.json').read_text())
-    assert all(config[key] == value for key, value in RAVEN.items() if key not in (
-        'block_size', 'rope_base', 'head_dim', 'block_class_name', 'init_values'))
-    assert torch.equal(load_model(raven.parent / 'again')(tokens), model(tokens))
     (raven / 'model.safetensors').rename(raven / 'other.safetensors')
     assert torch.equal(load_model(raven).embed.weight, model.embed.weight + 1)
     # what is left out stands for what they published: the first state of a model 5,280 wide
@@ -334,233 +400,58 @@ def test_a_folder_of_theirs_opens_and_computes_what_the_format_means(raven):
      "rope scaling of the kind 'yarn'"),
     ('llama', dict(num_hidden_layers=4), 'missing keys: model.layers.3.input_layernorm.weight'),
     ('llama', dict(num_hidden_layers=2), 'unexpected keys: model.layers.2.input_layernorm.weight'),
+    ('llama', 'pytorch_model.bin', 'no file named model.safetensors'),
     ('raven', dict(init_values=dict(std=0.0087, embed_scale=5.6)), 'embed_scale=5.6'),
     ('raven', dict(test_time_noise=0.1), 'test_time_noise=0.1'),
     ('raven', dict(injection_type='add'), "injection_type='add'"),
     ('raven', dict(rope_scaling=dict(rope_type='yarn')), "rope scaling of the kind 'yarn'"),
     ('raven', 'norm_3.weight', 'norm_3.weight has no place'),
-    ('raven', 'attn.q_norm.weight', 'q_norm.weight has no place')])
-def test_what_would_be_read_wrongly_is_refused_by_name(raven, tmp_path, name, changes, message):
+    ('raven', 'attn.q_norm.weight', 'q_norm.weight has no place'),
+    ('bert', {}, 'reads ahead')])
+def test_folder_read_wrongly_is_refused(raven, tmp_path, name, changes, message):
+    folder = tmp_path / name
     if name == 'llama':
-        theirs(tmp_path / 'llama')
+        published('llama')(None, folder)
+    elif name == 'bert':
+        family('bert', is_decoder=False).save_pretrained(folder)
+    file = folder / 'model.safetensors'
     if isinstance(changes, dict):
-        edit(tmp_path / name / 'config.json', **changes)
+        edit(folder / 'config.json', **changes)
+    elif name == 'llama':
+        file.rename(folder / changes)
     else:
-        file = raven / 'model.safetensors'
         save_file(load_file(file) | {f'transformer.prelude.0.{changes}': torch.ones(32)}, file)
     with pytest.raises(Refused, match=message):
-        load_model(tmp_path / name)
+        load_model(folder, others=name == 'bert')
 
 
-def test_what_the_authors_format_cannot_hold(tiny, tmp_path):
-    for fields, word in ((dict(ln_scaling=True), 'ln_scaling'), (dict(qk_norm=True), 'qk_norm'),
-                         (dict(head_dim=16), 'head_dim')):
-        with pytest.raises(Refused, match=f'their format has no .*{word}'):
-            save_authors(surgery(tiny(n_layer=4, **fields), '1-2-1'), tmp_path / 'x')
-    with pytest.raises(Refused, match='holds one Core and no other'):
-        save_authors(tiny(order=[0, Window([1, 2]), 3]), tmp_path / 'x')
-    assert not (tmp_path / 'x').exists()
-
-
-class Faded(Span):
-    "A Span of one's own: half of what its items add."
-
-    def __init__(self, items, share=0.5):
-        super().__init__(items)
-        self.share = share
-
-    def __call__(self, run, x):
-        return torch.lerp(x, run(x, self.items), self.share)
-
-
-def spanned(order, **fields):
-    return lambda tiny: tiny(n_layer=4, context=128, order=order, **fields)
-
-
-def cut(inject, kind=surgery, how={}, **fields):
-    return lambda tiny: kind(tiny(n_layer=5, context=128, **fields), '1-2-1', inject, r=3, **how)
-
-
-JOINED = dict(
-    qwen3=cut('linear', authors_surgery, qk_norm=True, head_dim=24, n_kv_head=2),
-    qwen2=cut('identity', qkv_bias=True, n_kv_head=2, tie_embeddings=True),
-    llama3=cut('authors', authors_surgery, dict(start='authors'), rope_scaling=LLAMA3),
-    scaled=cut('add', ln_scaling=True),
-    window=spanned([0, Window([1, 2], K=2), 1, 3]),
-    solver=spanned([0, Window([1, 2], 'anderson', K=2, cache='last'), 3]),
-    faded=spanned([0, Faded([1, 2], share=0.25), Window([3], K=2)], tie_embeddings=True))
-
-
-@pytest.mark.parametrize('name', JOINED)
-def test_transformers_opens_any_order_by_the_book_in_the_folder(tiny, tmp_path, name, monkeypatch):
-    monkeypatch.setattr(joined, 'where', lambda kind, real=joined.where: (
-        own_file(tmp_path) if kind is Faded else real(kind)))
-    model = JOINED[name](tiny).eval()
-    for p in model.parameters():
-        p.data += torch.randn_like(p) / 50
-    save_joined(model, tmp_path / 'out')
-    again = load_model(tmp_path / 'out')                # by its own classes
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path / 'out', trust_remote_code=True).eval()
-    tokens = torch.randint(50, (2, 70), generator=torch.Generator().manual_seed(3))
-    ones, is_wrapped = torch.ones_like(tokens), 'Window' in str(model.order)
-    core = core_of(model)
-    with torch.no_grad():
-        for r in (1, 5, 3) if core else (None,):
-            if core:
-                core.r = core_of(again).r = r
-            want, text = model(tokens), model.generate(tokens, 8, temperature=0)
-            assert torch.equal(theirs(tokens, num_steps=r).logits, want)
-            assert torch.equal(again(tokens), want)
-            said = theirs.generate(tokens, attention_mask=ones, max_new_tokens=8, do_sample=False,
-                                   num_steps=r, pad_token_id=0)
-            assert torch.equal(said, text)
-        # what transformers calls its cache from 5.24 on is the cache, and nothing else is swallowed
-        for cache_name in ('past_key_values', 'cache') if not is_wrapped else ():
-            cache = transformers.DynamicCache()
-            theirs(tokens[:, :9], **{cache_name: cache})
-            assert torch.allclose(theirs(tokens[:, 9:10], **{cache_name: cache}).logits,
-                                  model(tokens[:, :10])[:, 9:], atol=1e-5)
-        for asked in (dict(kv_store=1), dict(return_dict=False), dict(output_hidden_states=True)):
-            with pytest.raises(ValueError, match=f'{[*asked][0]}.* is not known here'):
-                theirs(tokens, **asked)
-        if core:
-            with pytest.raises(ValueError, match='this cache does not hold all of the text'):
-                theirs(tokens[:, 9:10], past_key_values=theirs(tokens[:, :9]).past_key_values,
-                       num_steps=5)
-        # padded on the left: the row that is not padded, and the padded one by itself
-        mask = ones.clone()
-        mask[1, :9] = 0
-        said = theirs.generate(tokens, attention_mask=mask, max_new_tokens=4, do_sample=False,
-                               pad_token_id=0)
-        alone = model.generate(tokens[1:, 9:], 4, temperature=0)
-        assert torch.equal(said[0, 70:], model.generate(tokens[:1], 4, temperature=0)[0, 70:])
-        assert torch.equal(said[1, 70:], alone[0, 61:])
-    loss = theirs(tokens, labels=tokens).loss
-    assert torch.allclose(theirs(tokens, labels=tokens, num_items_in_batch=7).loss * 7, loss * 138)
-    grads = []
-    for how in (theirs.gradient_checkpointing_disable, theirs.gradient_checkpointing_enable):
-        how()
-        theirs.train().zero_grad()
-        theirs(tokens, labels=tokens).loss.backward()
-        grads.append([p.grad for p in theirs.parameters()])
-    assert all(map(torch.equal, *grads))
-    theirs.eval().resize_token_embeddings(53)
-    theirs.save_pretrained(tmp_path / 'theirs')         # whose code goes along
-    with torch.no_grad():
-        bigger = transformers.AutoModelForCausalLM.from_pretrained(
-            tmp_path / 'theirs', trust_remote_code=True).eval()
-        assert torch.allclose(bigger(tokens).logits[..., :50], want, atol=1e-5)
-
-
-def own_file(folder):
-    "Faded in a file of its own, with an import of the book and something to do as a script."
-    path = folder / 'faded.py'
-    path.write_text('import torch\nfrom nanodepth.model import Span\n\n'
-                    + inspect.getsource(Faded) + "\nif __name__ == '__main__':\n    1 / 0\n")
-    return path
-
-
-def test_a_name_in_a_config_json_that_is_no_span_is_refused(tiny, tmp_path):
-    save_joined(tiny(n_layer=4, order=[0, Window([1, 2], K=2), 3]), tmp_path)
-    text = (tmp_path / 'config.json').read_text()
-    (tmp_path / 'config.json').write_text(text.replace('"Window"', '"subprocess"'))
+def test_name_in_a_config_json_is_a_span_or_refused(tiny, tmp_path):
+    save_joined(tiny(order=[0, Window([1, 2], K=2), 3]), tmp_path)
+    edit(tmp_path / 'config.json', order=[dict(step='subprocess', items=[1], settings={})])
     with pytest.raises(Refused, match='the class subprocess of a Span is needed'):
         load_model(tmp_path)
     with pytest.raises(ValueError, match='subprocess: no Span'):
-        transformers.AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=True)
+        automodel(tmp_path)
 
 
-def test_an_export_that_is_another_model_is_none(tiny, tmp_path, capsys, monkeypatch):
-    "Opened again it has other logits, or its code writes other text; or it was killed."
-    core = save_run(tmp_path / 'core', authors_surgery(tiny(vocab_size=257, n_layer=5), '1-2-1'))
-    run = save_run(tmp_path / 'run', tiny(vocab_size=257))
-    for parent in (core, run):
-        nanodepth('export', [parent, f'{parent}-good', '--dtype=bfloat16'])
-
-    def damaged(model, folder, *how, key):
-        (save_hf if key == 'rms_norm_eps' else save_joined)(model, folder, *how)
-        path = folder / 'config.json'
-        path.write_text(path.read_text().replace(f'"{key}": 1e-05', f'"{key}": 1e-03'))
-    monkeypatch.setattr(export, 'save_hf', functools.partial(damaged, key='rms_norm_eps'))
-    monkeypatch.setattr(export, 'save_joined', functools.partial(damaged, key='norm_eps'))
-    for parent in (core, run):
-        assert 'opened again, it is another model' in refused(
-            capsys, 'export', parent, f'{parent}-bad')
-    monkeypatch.setattr(export, 'compare', lambda *_: signal.default_int_handler(2, None))
-    with pytest.raises(SystemExit):
-        nanodepth('export', [run, f'{run}-bad'])
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        'core', 'core-good', 'run', 'run-good']
+@pytest.mark.parametrize('write, make, message', [
+    (save_authors, cut('add', ln_scaling=True), 'their format has no .*ln_scaling'),
+    (save_authors, cut('add', qk_norm=True), 'their format has no .*qk_norm'),
+    (save_authors, cut('add', head_dim=16), 'their format has no .*head_dim'),
+    (save_authors, ours(order=[0, Window([1, 2]), 3]), 'holds one Core and no other'),
+    (save_hf, ours(order=[0, Window([1, 2]), 3]), 'no family of transformers knows')])
+def test_format_refuses_what_it_cannot_hold(write, make, message, tiny, tmp_path):
+    with pytest.raises(Refused, match=message):
+        write(make(tiny, None)[1], tmp_path / 'x')
+    assert not (tmp_path / 'x').exists()
 
 
-def test_a_run_is_exported_with_the_rules_of_its_tokenizer_json(tmp_path, tiny):
-    "This class, as some of the hub have it, leaves the rule out that splits digits first."
-    file = byte_level_bpe(['a  12', 'of  34  layers'] * 9, 270, ['<|endoftext|>'])
-    save_run(tmp_path / 'run', tiny(vocab_size=270))
-    file.save(str(tmp_path / 'run/tokenizer.json'))
-    (tmp_path / 'run/tokenizer_config.json').write_text(json.dumps(
-        dict(tokenizer_class='GPT2Tokenizer', eos_token='<|endoftext|>')))
-    nanodepth('export', [str(tmp_path / 'run'), str(tmp_path / 'out')])
-    words = [transformers.AutoTokenizer.from_pretrained(tmp_path / name) for name in ('run', 'out')]
-    text = 'a  12 of  3'
-    trained = get_tokenizer(tmp_path / 'run').encode(text)
-    assert words[0].encode(text) != trained == words[1].encode(text)
-    assert words[1].eos_token == '<|endoftext|>'
+def test_tokenizer_with_a_hole_in_its_ids_is_refused():
+    with pytest.raises(Refused, match='would give other tokens'):
+        of_merges(special=300)
 
 
-@pytest.mark.parametrize('stored', [torch.bfloat16, torch.float32], ids=str)
-def test_what_transformers_keeps_in_float32_stays_so(stored, tmp_path):
-    family('ernie4_5_moe', moe_num_experts=4, moe_k=2, moe_intermediate_size=16,
-           moe_layer_start_index=0).to(stored).save_pretrained(tmp_path)
-    ours, theirs = ([p.dtype for p in model.parameters()] for model in (
-        open_any(tmp_path, dtype='bfloat16')[1],
-        transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype='bfloat16')))
-    assert ours == theirs and torch.float32 in ours         # its routers
-
-
-@pytest.mark.parametrize('name', ['gemma3_text', 'mistral'])
-def test_a_widened_model_is_transformers_own_in_float32(name, tmp_path):
-    "Gemma computes a scale of its embedding in the type of the weights: 16 bits would stay in it."
-    model = family(name, hidden_size=40)
-    model.bfloat16().save_pretrained(tmp_path)
-    _, ours = open_any(tmp_path, dtype='float32')
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    tokens = torch.arange(2, 12)[None]
-    with torch.no_grad():
-        assert torch.equal(ours(tokens).logits, theirs.eval()(tokens).logits)
-
-
-def test_an_exported_folder_has_its_order_its_words_and_its_licence(tmp_path, tiny):
-    model = tiny(vocab_size=257, n_layer=4)
-    save_hf(model, tmp_path / 'in', tokenizer='bytes')
-    (tmp_path / 'in/LICENSE.txt').write_text('Do as you like.')
-    (tmp_path / 'in/chat_template.jinja').write_text('{{ messages[0].content }}')
-    config = json.loads((tmp_path / 'in/config.json').read_text())
-    (tmp_path / 'in/config.json').write_text(json.dumps(config | dict(eos_token_id=[256, 7])))
-    nanodepth('export', [str(tmp_path / 'in'), str(tmp_path / 'out'), '--loop=1-2x2-1'])
-    assert (tmp_path / 'out/LICENSE.txt').read_text() == 'Do as you like.'
-    with safe_open(tmp_path / 'out/model.safetensors', 'pt') as file:
-        assert file.metadata() == dict(format='pt', parent='in', order='0 1 2 1 2 3')
-    said = json.loads((tmp_path / 'out/tokenizer_config.json').read_text())
-    assert (said['tokenizer_class'], said['model_input_names']) == (        # for transformers 4
-        'PreTrainedTokenizerFast', ['input_ids', 'attention_mask'])
-    words = transformers.AutoTokenizer.from_pretrained(tmp_path / 'out')
-    assert words.chat_template == '{{ messages[0].content }}'
-    text = "a , b . I 'm \"ä東🙂\"\r\n"
-    assert words.encode(text) == [256, *text.encode()] and words.decode([*text.encode()]) == text
-    assert json.loads((tmp_path / 'out/config.json').read_text())['eos_token_id'] == [256, 7]
-    opened = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / 'out')
-    assert opened.generation_config.eos_token_id == [256, 7]        # as its parent's text ended
-
-
-def test_what_reads_ahead_is_no_model_from_left_to_right(tmp_path):
-    family('bert', is_decoder=False).save_pretrained(tmp_path)
-    with pytest.raises(Refused, match='reads ahead'):
-        open_any(tmp_path)
-
-
-def test_no_stranger_is_asked_in(tmp_path, monkeypatch, tiny, capsys):
+def test_strangers_code_is_never_run(tmp_path, monkeypatch, tiny, capsys):
     "Whoever answers y to transformers' question would run it."
     monkeypatch.setattr(builtins, 'input', lambda *_: 'y')
     code = f'open({str(tmp_path / "RAN")!r}, "w")\nclass X: pass\n'
@@ -579,10 +470,71 @@ def test_no_stranger_is_asked_in(tmp_path, monkeypatch, tiny, capsys):
     assert not (tmp_path / 'RAN').exists()
 
 
-def test_an_export_keeps_what_was_trained_and_says_how_near_it_came(config, tiny, tmp_path, capsys):
-    save_hf(tiny(vocab_size=257).bfloat16(), tmp_path / 'hf', tokenizer='bytes')
-    edit(tmp_path / 'hf/config.json', eos_token_id=[256, 7])
-    c = config(init_from=str(tmp_path / 'hf'))
+def test_export_of_another_model_is_none(tiny, tmp_path, capsys, monkeypatch):
+    "Opened again it has other logits, or transformers does not open it; or it was killed."
+    core = save_run(tmp_path / 'core', authors_surgery(tiny(vocab_size=257, n_layer=5), '1-2-1'))
+    run = save_run(tmp_path / 'run', tiny(vocab_size=257))
+    for parent in (core, run):
+        nanodepth('export', [parent, f'{parent}-good', '--dtype=bfloat16'])
+
+    def damage(run, folder):
+        path = folder / 'config.json'
+        path.write_text(path.read_text().replace('norm_eps": 1e-05', 'norm_eps": 1e-03'))
+    monkeypatch.setattr(export, 'copy_licence', damage)
+    assert 'opened again, it is another model' in refused(capsys, 'export', run, f'{run}-bad')
+    monkeypatch.setattr(export, 'OPENED', 'raise SystemExit("no")')
+    assert 'transformers does not open it: no' in refused(capsys, 'export', core, f'{core}-bad')
+    monkeypatch.setattr(export, 'compare', lambda *_: signal.default_int_handler(2, None))
+    with pytest.raises(SystemExit):
+        nanodepth('export', [run, f'{run}-bad'])
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        'core', 'core-good', 'run', 'run-good']
+
+
+def test_export_of_a_run_has_its_tokenizers_rules(tmp_path, tiny):
+    "This class, as some of the hub have it, leaves the rule out that splits digits first."
+    file = byte_level_bpe(['a  12', 'of  34  layers'] * 9, 270, ['<|endoftext|>'])
+    save_run(tmp_path / 'run', tiny(vocab_size=270))
+    file.save(str(tmp_path / 'run/tokenizer.json'))
+    (tmp_path / 'run/tokenizer_config.json').write_text(json.dumps(
+        dict(tokenizer_class='GPT2Tokenizer', eos_token='<|endoftext|>')))
+    nanodepth('export', [str(tmp_path / 'run'), str(tmp_path / 'out')])
+    words = [transformers.AutoTokenizer.from_pretrained(tmp_path / name) for name in ('run', 'out')]
+    text = 'a  12 of  3'
+    trained = get_tokenizer(tmp_path / 'run').encode(text)
+    assert words[0].encode(text) != trained == words[1].encode(text)
+    assert words[1].eos_token == '<|endoftext|>'
+
+
+@pytest.fixture
+def parent(tmp_path, tiny):
+    "A published chat model, with a licence."
+    save_hf(tiny(vocab_size=257, n_layer=4).bfloat16(), tmp_path / 'in', tokenizer='bytes')
+    (tmp_path / 'in/LICENSE.txt').write_text('Do as you like.')
+    (tmp_path / 'in/chat_template.jinja').write_text('{{ messages[0].content }}')
+    edit(tmp_path / 'in/config.json', eos_token_id=[256, 7])
+    return str(tmp_path / 'in')
+
+
+def test_export_has_order_words_and_licence(parent, tmp_path):
+    nanodepth('export', [parent, str(tmp_path / 'out'), '--loop=1-2x2-1'])
+    assert (tmp_path / 'out/LICENSE.txt').read_text() == 'Do as you like.'
+    with safe_open(tmp_path / 'out/model.safetensors', 'pt') as file:
+        assert file.metadata() == dict(format='pt', parent='in', order='0 1 2 1 2 3')
+    said = json.loads((tmp_path / 'out/tokenizer_config.json').read_text())
+    assert (said['tokenizer_class'], said['model_input_names']) == (        # for transformers 4
+        'PreTrainedTokenizerFast', ['input_ids', 'attention_mask'])
+    words = transformers.AutoTokenizer.from_pretrained(tmp_path / 'out')
+    assert words.chat_template == '{{ messages[0].content }}'
+    text = "a , b . I 'm \"ä東🙂\"\r\n"
+    assert words.encode(text) == [256, *text.encode()] and words.decode([*text.encode()]) == text
+    assert json.loads((tmp_path / 'out/config.json').read_text())['eos_token_id'] == [256, 7]
+    generation = automodel(tmp_path / 'out').generation_config
+    assert generation.eos_token_id == [256, 7]          # as its parent's text ended
+
+
+def test_export_of_a_run_keeps_what_was_trained(parent, config, tmp_path, capsys):
+    c = config(init_from=parent)
     train(c, open_parent)
     assert generation_of(c.out_dir)['eos_token_id'] == [256, 7]     # its parent's, and no data's
     nanodepth('export', [c.out_dir, str(tmp_path / 'out')])

@@ -27,6 +27,8 @@ REFUSALS = [
     (['cut', '{run}', '1-1-1', '--out={out}', '--layers=0/9/1'], 'of the layers 0 to 3'),
     (['cut', '{run}', '--untie', '--out={out}'], 'is no loop: its layers have their own weights'),
     (['evaluate', '{run}'], 'does not say what it was trained on'),
+    (['evaluate', '{run}', '--data=nowhere'], 'data/text/prepare.py FILES --out=nowhere'),
+    (['evaluate', '{run}', '--data={root}/data/smollm/none'], 'data/smollm/prepare.py (--help'),
     (['evaluate', 'nowhere', '--tasks=f1_triviaq'], "did you mean 'f1_triviaqa'?"),
     (['evaluate', 'nowhere', '--tasks=wrapped,knowledge'], 'stands in two of wrapped, knowledge'),
     (['evaluate', 'nowhere', '--tasks=toy_assign/3-1'], 'several as toy_assign/0-3'),
@@ -74,8 +76,8 @@ REFUSALS = [
 
 @pytest.fixture
 def places(data, tmp_path, tiny, monkeypatch):
-    """What a row calls {data}, {out}, {run}, {core}, {words}, data of another tokenizer, and
-    {mistral}, which has no weights."""
+    """What a row calls {data}, {out}, {run}, {core}, {words}, data of another tokenizer, {mistral},
+    which has no weights, and {root}, the clone."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'config').symlink_to(ROOT / 'config')
     (tmp_path / 'other').mkdir()
@@ -92,10 +94,10 @@ def places(data, tmp_path, tiny, monkeypatch):
     for split in ('train', 'val'):
         write_dataset(tmp_path / 'words', split, bpe(tmp_path / 'bpe'), [97] * 500)
     return dict(run=run, core=core, words=tmp_path / 'words', mistral=tmp_path / 'mistral',
-                data=data, out=tmp_path / 'out')
+                data=data, out=tmp_path / 'out', root=ROOT)
 
 
 @pytest.mark.parametrize('line, words', REFUSALS, ids=str)
-def test_a_mistake_is_one_line(line, words, places, capsys):
+def test_command_refuses_a_mistake_in_one_line(line, words, places, capsys):
     assert words in refused(capsys, *(word.format(**places) for word in line))
     assert not [*places['out'].rglob('log.jsonl'), *places['out'].rglob('ckpt.pt')]
