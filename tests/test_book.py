@@ -22,40 +22,32 @@ from nanodepth.model import Refused
 from nanodepth.common.options import read
 from nanodepth.training.plan import Config
 
-TINY = ('--n_embd=32 --n_head=2 --head_dim=16 --n_layer=8 --steps=16 --batch_size=4 --context=32 '
-        '--eval_every=4 --eval_batches=1 --log_every=1 --device=cpu').split()
+TINY = ('--n_embd=32 --n_head=2 --head_dim=16 --n_layer=8 --steps=16 --batch_size=4 --context=8 '
+        '--eval_every=4 --eval_batches=1 --log_every=1 --device=cpu')
 STOP = '''
-import os
-import signal
+import os, signal
 _calls = []
-
-
 def metric(model, loader):
     _calls.append(1)
-    if os.environ.get('STOP') and len(_calls) == 3:
+    if len(_calls) == 3 and not os.path.exists('out/whole'):
         os.kill(os.getpid(), signal.SIGTERM)
     return {}
 '''
-ALONE = '''
-import sys
-from pathlib import Path
-HERE = Path(__file__).resolve().parent
-# neither the repo's root, nor an installed copy of it
-sys.path[:] = [each for each in sys.path if Path(each or '.').resolve() == HERE
-               or not (Path(each or '.') / 'model.py').exists()]
-
-
-class Alone:
-    def find_spec(self, name, *_):
-        if name.partition('.')[0] == 'nanodepth':
-            raise ImportError('the book stands alone')
-
-
-sys.meta_path.insert(0, Alone())
+# one line after the other, as if each were typed; a new Python for each would take seconds
+TYPED = '''
+import runpy, sys, torch
+for sys.argv in LINES:
+    try:
+        runpy.run_path(sys.argv[0], run_name='__main__')
+    except SystemExit as end:
+        print('status', end.code, 'at step', torch.load('out/parts/ckpt.pt')['step'])
+files = [getattr(module, '__file__', None) or '' for module in sys.modules.values()]
+assert not [file for file in files if file.startswith(ROOT) and 'site-packages' not in file]
+assert 'nanodepth' not in sys.modules
 '''
 
 
-def test_alone_in_an_empty_folder(tmp_path):
+def test_book_stands_alone_in_an_empty_folder(tmp_path):
     "The seven and two folders, and one script: data, a run, a stop, a picture, a cut that trains."
     for path in ROOT.glob('*.py'):
         shutil.copy(path, tmp_path)
@@ -63,59 +55,45 @@ def test_alone_in_an_empty_folder(tmp_path):
         shutil.copytree(ROOT / name, tmp_path / name)
     (tmp_path / 'data/toy').mkdir(parents=True)
     shutil.copy(ROOT / 'data/toy/prepare.py', tmp_path / 'data/toy')
-    (tmp_path / 'sitecustomize.py').write_text(ALONE)
     (tmp_path / 'stop.py').write_text(STOP)
-
-    def python(*argv, status=0, **env):
-        done = subprocess.run(
-            [sys.executable, *argv], cwd=tmp_path, capture_output=True, text=True,
-            env=os.environ | dict(PYTHONPATH=str(tmp_path), OMP_NUM_THREADS='1') | env)
-        assert done.returncode == status, done.stderr
-        return done.stdout
-    python('data/toy/prepare.py', '--documents=300', '--text=0')
-    line = ['train.py', 'config/lidas.py', 'stop.py', *TINY]
-    said = python(*line, '--out_dir=out/parts', status=128 + signal.SIGTERM, STOP='1')
-    assert torch.load(tmp_path / 'out/parts/ckpt.pt', weights_only=True)['step'] == 9
-    said += python(*line, '--out_dir=out/parts')
+    run = f'train.py config/lidas.py stop.py {TINY}'
+    lines = ['data/toy/prepare.py --documents=300 --text=0', f'{run} --out_dir=out/parts',
+             f'{run} --out_dir=out/parts', f'{run} --out_dir=out/whole',
+             f'train.py {TINY} --steps=3 --init_from=out/parts --cut=2-2-2 --recurrence=2 '
+             '--out_dir=out/core',
+             'grow.py lidas 8 2', 'loop.py 4-4x4-4', 'retrofit.py 2-2-2 8', 'wrapper.py',
+             'probe.py out/whole out/core']
+    typed = f'ROOT, LINES = {str(ROOT)!r}, {[line.split() for line in lines]}\n{TYPED}'
+    done = subprocess.run(
+        [sys.executable, '-c', typed], cwd=tmp_path, capture_output=True, text=True,
+        env=os.environ | dict(PYTHONPATH=str(tmp_path), OMP_NUM_THREADS='1'))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count('status') == 1
+    assert f'status {128 + signal.SIGTERM} at step 9\n' in done.stdout
     for words in ('8 layers, 8 deep: the validation loss was', 'functions of the config: metric',
-                  'All is in out/parts. Next: python probe.py out/parts'):
-        assert words in said
+                  'All is in out/parts. Next: python probe.py out/parts',
+                  'core     layers 4 5', 'out/whole: depth score', 'out/core: depth score'):
+        assert words in done.stdout
     assert (tmp_path / 'out/parts/loss.png').stat().st_size > 10_000
-    lines = [                               # one after the other, as if each were typed
-        ['train.py', *TINY, '--steps=3', '--init_from=out/parts', '--cut=2-2-2',
-         '--out_dir=out/core'],
-        [*line, '--out_dir=out/whole'], ['grow.py', 'lidas', '8', '2'], ['loop.py', '4-4x4-4'],
-        ['retrofit.py', '2-2-2', '8'], ['wrapper.py'], ['probe.py', 'out/whole', 'out/core']]
-    said = python('-c', f'''if True:
-        import runpy, sys
-        for sys.argv in {lines}:
-            runpy.run_path(sys.argv[0], run_name='__main__')''')
-    assert said.count('depth score') == 2
-    assert 'core     layers 4 5' in said
-    assert 'Core' in str(torch.load(tmp_path / 'out/core/ckpt.pt', weights_only=True)['order'])
+    assert 'Core' in str(state_of(tmp_path / 'out/core')['order'])
     assert same(weights_of(tmp_path / 'out/whole'), weights_of(tmp_path / 'out/parts'))
 
 
 @pytest.mark.parametrize('words, line', [
     ('probe.py nowhere', 'probe: there is no run in nowhere'),
     ('probe.py run', 'probe: there is no data in gone: see its config or prepare.py'),
+    ('probe.py other', 'is not what other was trained on'),
     ('retrofit.py 6-2-2 8', 'retrofit: the shape 6-2-2 has more layers than the 8 of the model')])
-def test_a_mistake_is_a_line_of_a_script_too(words, line, tiny, tmp_path, monkeypatch):
+def test_script_says_a_mistake_in_one_line(words, line, tiny, data, tmp_path, monkeypatch):
     save_run(tmp_path / 'run', tiny(vocab_size=257), data='gone')
+    save_run(tmp_path / 'other', tiny(vocab_size=257), data)
+    state = state_of(tmp_path / 'other') | dict(data=dict(val=['as it was']))
+    torch.save(state, tmp_path / 'other/ckpt.pt')
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, 'argv', words.split())
     with pytest.raises(SystemExit, match=line):
         runpy.run_path(str(ROOT / sys.argv[0]), run_name='__main__')
-    assert [path.name for path in tmp_path.iterdir()] == ['run']
-
-
-def test_probe_looks_at_no_other_data_than_a_models_own(tiny, data, tmp_path, monkeypatch):
-    run = save_run(tmp_path / 'run', tiny(vocab_size=257), data)
-    state = torch.load(tmp_path / 'run/ckpt.pt')
-    torch.save(state | dict(data=dict(val=['as it was'])), tmp_path / 'run/ckpt.pt')
-    monkeypatch.setattr(sys, 'argv', ['probe.py', run])
-    with pytest.raises(SystemExit, match='is not what .* was trained on'):
-        runpy.run_path(str(ROOT / 'probe.py'), run_name='__main__')
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['data', 'other', 'run']
 
 
 @pytest.mark.parametrize('text, message', [
@@ -129,7 +107,7 @@ def test_probe_looks_at_no_other_data_than_a_models_own(tiny, data, tmp_path, mo
     ('step = 3', 'step is no setting; did you mean steps?'),
     ('def optimiser(model, c):\n    pass', 'did you mean optimizer? (a config writes _optimiser'),
     ('def grwo(n_layer, block):\n    pass', 'grwo is no setting; did you mean grow?')])
-def test_a_mistake_is_a_line(text, message, tmp_path):
+def test_settings_say_a_mistake_in_one_line(text, message, tmp_path):
     "On a command line, and in a config."
     if ' ' in text:
         (tmp_path / 'c.py').write_text(text)
@@ -139,21 +117,21 @@ def test_a_mistake_is_a_line(text, message, tmp_path):
     assert '\n' not in str(error.value)
 
 
-def test_what_is_written_in_several_ways(tmp_path):
-    c = read(Config, ['--tie_embeddings=True', '--steps=1e3', '--data=a,b', '--lr', '1',
-                      '--n_kv_head=none', '--out_dir=a=b', '--compile=false', '--wandb'])
-    assert (c.tie_embeddings, c.steps, c.lr, c.n_kv_head, c.out_dir, c.compile, c.wandb) == (
-        True, 1000, 1.0, None, 'a=b', False, True)
-    assert c.data == 'a,b' and type(c.lr) is float
-    assert read(Config, ['--order=0,1,1,0']).order == [0, 1, 1, 0]
-    path = tmp_path / 'c.py'
-    path.write_text('steps = 2 * 20\nlr = 1\ndata = ("a", "b")\nn_kv_head = 2\n')
-    c = read(Config, ['--steps=50', str(path), '--n_kv_head=none'])     # a line is above a file
-    assert (c.steps, c.lr, c.data, c.n_kv_head) == (50, 1.0, ['a', 'b'], None)
-    assert type(c.lr) is float and type(c.steps) is int
-    lengths = [read(Config, ['--steps=60', f'--decay_steps={text}']).decay_steps
-               for text in ('0', '1', '7', '1e1', '0.5', '1.0')]
-    assert lengths == [0, 1, 7, 10, 30, 60] and Config(steps=60).warmup_steps == 5
+@pytest.mark.parametrize('line, settings', [
+    ('--tie_embeddings=True --compile=false --wandb --n_kv_head=none',
+     dict(tie_embeddings=True, compile=False, wandb=True, n_kv_head=None)),
+    ('--data=a,b --out_dir=a=b --order=0,1,1,0 --lr 1 --steps=1e3',
+     dict(data='a,b', out_dir='a=b', order=[0, 1, 1, 0], lr=1.0, steps=1000)),
+    *((f'--steps=60 --decay_steps={text}', dict(decay_steps=n, warmup_steps=5)) for text, n in (
+        ('0', 0), ('1', 1), ('7', 7), ('1e1', 10), ('0.5', 30), ('1.0', 60))),
+    ('--steps=50 c.py --n_kv_head=none',
+     dict(steps=50, lr=1.0, data=['a', 'b'], n_kv_head=None))])
+def test_settings_are_read_as_their_kinds(line, settings, tmp_path, monkeypatch):
+    "A command line is above a config, wherever that stands."
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'c.py').write_text('steps = 2 * 20\nlr = 1\ndata = ("a", "b")\nn_kv_head = 2\n')
+    c = read(Config, line.split())
+    assert repr({name: getattr(c, name) for name in settings}) == repr(settings)
 
 
 @dataclass
@@ -218,24 +196,21 @@ def test_a_config_is_text_and_no_archive_is_run(tmp_path):
     assert not (tmp_path / 'ran').exists()
 
 
-def test_a_config_with_the_authors_core_by_plain_train_py(data, tiny, tmp_path):
-    "Its checkpoint holds an AuthorsCore. Made tiny, it begins, and is resumed to the bit."
-    model = tiny(vocab_size=257, n_layer=4, context=16)
-    parent = save_run(tmp_path / 'parent', model, data)
+def test_authors_core_trains_by_plain_train_py(data, tiny, tmp_path, undrawn):
+    "A checkpoint that holds an AuthorsCore, which the config imports, is resumed to the bit."
+    parent = save_run(tmp_path / 'parent', tiny(vocab_size=257, context=16), data)
     nanodepth('cut', [parent, '1-2-1', '--authors', f'--out={tmp_path / "cut"}'])
     out = tmp_path / 'run'
-    line = [sys.executable, ROOT / 'train.py', 'config/retrofit_llama32_curriculum.py',
-            f'--init_from={tmp_path}/cut',
+    line = ['config/retrofit_llama32_curriculum.py', f'--init_from={tmp_path}/cut',
             f'--data={data}', f'--out_dir={out}', '--recurrence=3', '--backprop_depth=2',
             '--context=16', '--batch_size=4', '--grad_accum=1', '--steps=4', '--warmup_steps=1',
             '--decay_steps=2', '--keep_every=2', '--eval_every=2', '--device=cpu']
-    wholes = []
-    for resumes in (False, True):
-        if resumes:
-            (out / 'ckpt-2.pt').replace(out / 'ckpt.pt')
-        done = subprocess.run([*map(str, line)], cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        state = state_of(out)
-        wholes.append((state['model'], log_of(SimpleNamespace(out_dir=out))[-1]['val_loss']))
+    nanodepth('train', line)
+    state, log = state_of(out), log_of(SimpleNamespace(out_dir=out))
+    (out / 'ckpt-2.pt').replace(out / 'ckpt.pt')
+    done = subprocess.run([sys.executable, 'train.py', *line], cwd=ROOT, capture_output=True,
+                          text=True)
+    assert done.returncode == 0, done.stderr
     assert state['order'][1]['step'] == 'AuthorsCore'
-    assert same(wholes[0][0], wholes[1][0]) and wholes[0][1] == wholes[1][1]
+    assert same(state_of(out)['model'], state['model'])
+    assert log_of(SimpleNamespace(out_dir=out))[-1]['val_loss'] == log[-1]['val_loss']

@@ -25,7 +25,7 @@ from nanodepth.training.checkpoint import load, save, span_class, written
 from nanodepth.wrapper import Window
 
 
-def test_what_is_saved_comes_back(tmp_path, tiny):
+def test_checkpoint_is_what_was_saved(tmp_path, tiny):
     model, config = tiny(), dict(lr=1e-3, order=[0, 1], name=None)
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.arange(4)[None], torch.arange(4)[None]).backward()
@@ -59,22 +59,12 @@ ORDERS = dict(
     own_core=[0, StreamCore([1, 2], r=3), 3])
 
 
-@pytest.fixture
-def ordered(tiny):
-    "ordered(name) -> a model of this order."
-    def make(name):
-        model = tiny(vocab_size=257)
-        model.order = ORDERS[name]
-        if core_of(model) or 'adapter' in name:
-            model.adapter = Adapter(32)
-            torch.nn.init.normal_(model.adapter.weight, std=0.1)
-        return model
-    return make
-
-
 @pytest.mark.parametrize('name', ORDERS)
-def test_an_order_that_is_saved_comes_back(name, ordered, tmp_path):
-    model = ordered(name)
+def test_order_that_is_saved_comes_back(name, tiny, tmp_path):
+    model = tiny(vocab_size=257, order=ORDERS[name])
+    if core_of(model) or 'adapter' in name:
+        model.adapter = Adapter(32)
+        torch.nn.init.normal_(model.adapter.weight, std=0.1)
     save(tmp_path, model, [])
     back, tokens = load_model(tmp_path), torch.arange(24).view(2, 12)
     assert torch.equal(logits(back, tokens), logits(model, tokens))
@@ -85,13 +75,6 @@ def test_an_order_that_is_saved_comes_back(name, ordered, tmp_path):
     assert same(back.state_dict(), model.state_dict())
     for span in spans_in(model.order):          # as a Span promises
         assert str(type(span)(span.items, **span.settings())) == str(span)
-
-
-def test_times_may_stand_on_one_span():
-    span = Times([1, 2])
-    span.times = 5
-    again = Times(span.items, **span.settings())
-    assert again.unrolled() == [1, 2] * 5 and Times([1]).unrolled() == [1, 1]
 
 
 NAMED = 'from nanodepth.model import Span\n\n\nclass Named(Span):\n    times = {times}\n'
@@ -118,67 +101,56 @@ def test_span_class_is_known_by_its_name(tmp_path):
     gc.collect()
 
 
-def test_what_no_checkpoint_can_say_is_not_saved(tiny, tmp_path):
+def test_save_refuses_what_could_not_be_read(tiny, tmp_path):
+    "And what was saved before stays."
     class Core(Span):                           # the name of the book's
         pass
-    for order, message in (([0, Core([1]), 2], 'Spans of several files are called Core'),
-                           ([0, Times([1], print), 2], 'no checkpoint of this run could be read')):
+    model, infinite = tiny(), tiny()
+    infinite.layers[1].mlp.up.weight.data[3, 2] = math.inf
+    optimizer = torch.optim.SGD(model.parameters())
+    save(tmp_path, model, [optimizer])
+    before = (tmp_path / 'ckpt.pt').read_bytes()
+    optimizer.state[model.norm.weight]['n'] = np.float64(1)     # as at its first step
+    own, printing = [0, Core([1]), 2], [0, Times([1], print), 2]
+    for refused_model, message in (
+            (tiny(order=own), 'Spans of several files are called Core'),
+            (tiny(order=printing), 'no checkpoint of this run could be read'),
+            (model, 'no checkpoint of this run could be read'),
+            (infinite, 'weights that are not finite are not saved')):
         with pytest.raises(Refused, match=message):
-            save(tmp_path, tiny(order=order), [])
-        assert not [*tmp_path.glob('*.pt')]
-    order.clear()
+            save(tmp_path, refused_model, [optimizer] if refused_model is model else [])
+        assert (tmp_path / 'ckpt.pt').read_bytes() == before
+    own.clear()
     del Core
     gc.collect()
 
 
-def test_a_checkpoint_of_other_settings_is_a_line(ordered, tmp_path):
-    "As one that an earlier version wrote."
-    save(tmp_path, ordered('core'), [])
-    state = state_of(tmp_path)
-    for order, message in (
-            (dict(step='Core', items=[1, 2], settings=dict(r=3, start='normal')), "'start'"),
-            (dict(step='Window', items=[1], settings=dict(solver='butcher', K=3)),
-             'solver=butcher: known are'),
-            (dict(step='Window', items=[1], settings=dict(cache='exact')), 'cache=exact')):
-        torch.save(state | dict(order=[0, order, 3]), tmp_path / 'ckpt.pt')
-        with pytest.raises(Refused, match=message):
-            load_model(tmp_path)
+def span(step, **settings):
+    return dict(step=step, items=[1], settings=settings, file='evil.py', module='evil')
 
 
-def test_a_state_that_nobody_could_read_takes_no_checkpoints_place(tiny, tmp_path):
-    "An optimizer makes its states at its first step, and so after the look at it before a run."
-    model = tiny()
-    optimizer = torch.optim.SGD(model.parameters())
-    save(tmp_path, model, [optimizer])
-    optimizer.state[model.norm.weight]['n'] = np.float64(1)
-    with pytest.raises(Refused, match='no checkpoint of this run could be read'):
-        save(tmp_path, model, [optimizer])
-    assert load(tmp_path)[1]['optimizers'][0]['state'] == {}
-
-
-def test_a_file_that_a_checkpoint_names_is_never_run(ordered, tmp_path, monkeypatch):
-    file, ran = tmp_path / 'evil.py', tmp_path / 'it ran'
-    file.write_text(f'open({str(ran)!r}, "w")\nfrom nanodepth.retrofit import Core as Evil\n'
-                    'rk = Evil\n')
+@pytest.mark.parametrize('item, message', [
+    (span('Core', r=3, start='normal'), "'start'"),         # as an earlier version wrote
+    (span('Window', solver='butcher', K=3), 'solver=butcher: known are'),
+    (span('Window', cache='exact'), 'cache=exact'),
+    (span('Window', solver='evil.rk'), 'solver=evil.rk: known are naive, rk'),
+    *((span(name), 'of a Span is needed')
+      for name in ('Evil', 'evil', 'evil.Evil', 'evil:Evil', 'evil.py', './evil.py:Evil'))])
+def test_order_of_a_checkpoint_is_known_or_refused(item, message, tiny, tmp_path, monkeypatch):
+    "And a file that it names is never run."
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    save(tmp_path, ordered('core'), [])
-    state = state_of(tmp_path)
-    window = dict(step='Window', items=[1], settings=dict(solver='evil.rk'))
-    for name in ('Evil', 'evil', 'evil.Evil', 'evil:Evil', str(file), f'{file}:Evil'):
-        said = dict(classes=str(file), file=str(file), module='evil')
-        step = dict(step=name, items=[1], settings={}, **said)
-        torch.save(state | said | dict(order=[0, step, 2], config=said), tmp_path / 'ckpt.pt')
-        with pytest.raises(Refused, match='of a Span is needed'):
-            load_model(tmp_path)
-    state |= dict(order=[0, window, 2], model=ordered('window').state_dict())
+    (tmp_path / 'evil.py').write_text('open("it ran", "w")\nfrom nanodepth.retrofit import Core\n'
+                                      'rk = Evil = Core\n')
+    save(tmp_path, tiny(), [])
+    state = state_of(tmp_path) | dict(order=[0, item, 3], classes='evil.py', config=item)
     torch.save(state, tmp_path / 'ckpt.pt')
-    with pytest.raises(Refused, match='solver=evil.rk: known are naive, rk'):
+    with pytest.raises(Refused, match=message):
         load_model(tmp_path)
-    assert not ran.exists() and 'evil' not in sys.modules
+    assert not (tmp_path / 'it ran').exists() and 'evil' not in sys.modules
 
 
-def test_broken_checkpoints_are_refused_and_their_code_does_not_run(tmp_path, tiny):
+def test_broken_checkpoint_is_refused_and_its_code_not_run(tmp_path, tiny):
     class Code:
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / 'it ran'),)
@@ -187,29 +159,22 @@ def test_broken_checkpoints_are_refused_and_their_code_does_not_run(tmp_path, ti
     torch.save(dict(model=Code()), path)
     with_code = path.read_bytes()
     save(tmp_path, tiny(), [])
-    whole = path.read_bytes()
+    whole, state = path.read_bytes(), state_of(tmp_path)
     for raw in (b'', whole[:-1], with_code, pickle.dumps(Code())):
         path.write_bytes(raw)
         for open_it in (load_model, load):
             with pytest.raises((EOFError, RuntimeError, pickle.UnpicklingError)):
                 open_it(tmp_path)
     assert not (tmp_path / 'it ran').exists()
+    state['model']['norm.weight'][3] = math.inf
+    torch.save(state, path)
+    with pytest.raises(Refused, match='norm.weight holds numbers that are not finite'):
+        load_model(tmp_path)
     with pytest.raises(Refused, match='there is no checkpoint at .*nowhere'):
         load_model(tmp_path / 'nowhere')
 
 
-def test_a_model_that_is_not_finite_is_opened_by_nobody(tiny, tmp_path):
-    model = tiny(vocab_size=257, n_layer=2)
-    model.layers[1].mlp.up.weight.data[3, 2] = math.inf
-    with pytest.raises(Refused, match='weights that are not finite are not saved'):
-        save(tmp_path, model, [])
-    save(tmp_path, tiny(vocab_size=257, n_layer=2), [])
-    torch.save(state_of(tmp_path) | dict(model=model.state_dict()), tmp_path / 'ckpt.pt')
-    with pytest.raises(Refused, match='up.weight holds numbers that are not finite'):
-        load_model(tmp_path)
-
-
-def test_a_models_folder_is_new_and_whole_or_not_there(tmp_path):
+def test_models_folder_is_new_and_whole(tmp_path):
     (tmp_path / 'empty').mkdir()
     for name in ('new', 'empty'):
         with new_folder(tmp_path / name) as folder:
@@ -239,7 +204,7 @@ def prepare(argv):
 
 @pytest.mark.parametrize('name, argv, file', [
     (name, argv, file) for name, argv, files in COMMANDS for file in files])
-def test_no_command_writes_over_what_is_not_its_own(name, argv, file, tiny, tmp_path, capsys):
+def test_command_writes_over_no_other_file(name, argv, file, tiny, tmp_path, capsys):
     run, out, text = tmp_path / 'run', tmp_path / 'out', tmp_path / 'notes.txt'
     save_run(run, tiny(vocab_size=257, n_layer=3, context=64))
     text.write_text('\n\n'.join(f'{i} ' * 900 for i in range(20)))

@@ -44,6 +44,7 @@ REFUSALS = [
      'tasks take one number'),
     (['evaluate', '{run}', '--tasks=arc_easy'], "Couldn't reach 'allenai/ai2_arc'"),
     (['evaluate', '{run}', '--tasks=toy_copy', '--shots=9'], 'but the context'),
+    (['evaluate', '{run}', '--tasks=toy_copy', '--against=other'], "--against='other' is not one"),
     (['evaluate', 'nowhere', '--out={run}/ckpt.pt/scores.csv'], 'ckpt.pt'),
     (['sweep', '{run}', '--tasks=toy_copy', '--window=all9', '--K=2'], 'window='),
     (['sweep', '{run}', '--tasks=toy_copy', '--blocks=1', '--window=1-2'],

@@ -43,7 +43,7 @@ def tokens():
     (LLAMA, '4-6-4', (243_286_016, 364_929_024, 243_286_016), 0.875,
      (11_677_728_768, 20_436_025_344, 26_274_889_728, 37_952_618_496),
      (1_946_288_128, 3_406_004_224, 6_325_436_416, 12_164_300_800), 0.917)])
-def test_the_papers_cuts(fields, shape, parts, share, flops, effective, curriculum):
+def test_surgery_has_the_papers_tables(fields, shape, parts, share, flops, effective, curriculum):
     "Their tables: weights by parts, FLOPs for r = 4, 8, 16 and 32, and what a curriculum saves."
     with torch.device('meta'):
         parent = LM(ModelConfig(**fields))
@@ -62,7 +62,7 @@ def test_the_papers_cuts(fields, shape, parts, share, flops, effective, curricul
     assert kept == pytest.approx(curriculum, abs=5e-4)
 
 
-def test_our_ledger(tiny):
+def test_flops_of_a_core(tiny):
     """The same as LM's for as many layers of their own; recurrences without a trace cost a third;
     the adapter counts."""
     parent = tiny(n_layer=6)
@@ -77,7 +77,7 @@ def test_our_ledger(tiny):
 
 @pytest.mark.parametrize('fields', [dict(tie_embeddings=False, n_kv_head=2, qk_norm=True),
                                     dict(ln_scaling=True)])
-def test_with_one_recurrence_and_an_identity_start_it_is_its_parent(tiny, tokens, fields):
+def test_surgery_without_training_is_its_parent(tiny, tokens, fields):
     parent = tiny(n_layer=6, **fields)
     for r in [1] if parent.config.ln_scaling else [1, 3]:       # LN-scaling sees the depth
         assert torch.equal(surgery(parent, '2-2-2', r=r)(tokens), parent(tokens))
@@ -107,7 +107,7 @@ def gradients(model, loss):
 
 @pytest.mark.parametrize('inject', ['linear', 'add'])
 @pytest.mark.parametrize('r, most', [(3, 8), (5, 5), (5, 2), (4, 1)])
-def test_logits_and_gradients_are_those_of_a_detached_reference(tiny, tokens, inject, r, most):
+def test_core_is_the_papers_equations(tiny, tokens, inject, r, most):
     model = authors_surgery(tiny(n_layer=6), '2-2-2', inject, Core, r=r, backprop_depth=most)
     logits = slowly(model, tokens, r, most)
     torch.testing.assert_close(model(tokens), logits, rtol=1e-4, atol=1e-5)
@@ -119,7 +119,7 @@ def test_logits_and_gradients_are_those_of_a_detached_reference(tiny, tokens, in
 
 
 @pytest.mark.parametrize('half', [False, True])
-def test_recurrences_that_are_computed_anew_give_the_same_gradients_from_less_memory(tiny, half):
+def test_recompute_has_equal_gradients_from_less_memory(tiny, half):
     model = surgery(tiny(n_layer=6, ln_scaling=half), '2-2-2', r=8, backprop_depth=9)
     tokens, found, memory = torch.arange(24).view(2, 12) % 32, [], []
     for core_of(model).recompute in (False, True):
@@ -133,7 +133,7 @@ def test_recurrences_that_are_computed_anew_give_the_same_gradients_from_less_me
     assert same(*found) and memory[1] < memory[0] / 3
 
 
-def test_under_autocast_every_weight_has_its_gradient(tiny, tokens):
+def test_gradients_under_autocast_are_whole(tiny, tokens):
     "A weight that was cast in a recurrence without a trace must be cast again."
     model = authors_surgery(tiny(n_layer=6), '2-2-2', 'linear', Core, backprop_depth=1)
     found = []
@@ -178,14 +178,8 @@ def test_first_state_in_blocks_of_64_places():
         assert torch.equal(piece, whole[start:start + T])
 
 
-def test_authors_adapter_begins_as_torch_begins_one(tiny):
-    torch.manual_seed(3)
-    model = authors_surgery(tiny(), '1-2-1')
-    assert 0.9 / 8 < model.adapter.weight.abs().max() <= 1 / 8      # 1 / sqrt(2 * 32)
-
-
 @pytest.mark.parametrize('mean, variance, median', [(4, 8.544, 4), (32, 322.842, 29)])
-def test_the_poisson_lognormal(mean, variance, median):
+def test_recurrences_are_poisson_lognormal(mean, variance, median):
     sample = lambda seed, step: sample_recurrence(mean, generator_for(seed, 'recurrence', step))
     drawn = [sample(3, step) for step in range(4000)]
     assert statistics.mean(drawn) == pytest.approx(mean + 1, abs=4 * math.sqrt(variance / 4000))
@@ -194,7 +188,7 @@ def test_the_poisson_lognormal(mean, variance, median):
     assert drawn[:50] != [sample(4, step) for step in range(50)]
 
 
-def test_the_curriculum():
+def test_curriculum_is_a_staircase():
     "3,125 of 6,250 steps to 32: 32 steps of the staircase of 97.66 steps each."
     table = [ramp(t, 6250, 32, 0.5) for t in range(6250)]
     assert table == sorted(table) and {*table} == {*range(1, 33)}
@@ -208,13 +202,9 @@ def test_the_curriculum():
     assert [ramp(t, 8, 4, 1.0) for t in range(8)] == [1, 1, 2, 2, 3, 3, 4, 4]
 
 
-def test_it_trains_in_the_curriculum_and_every_row_and_step_begins_elsewhere(config, recurrent,
-                                                                             monkeypatch):
-    states, first = [], Core.first_state
-    monkeypatch.setattr(Core, 'first_state', lambda self, *args: states.append(
-        first(self, *args)) or states[-1])
-    c = config(**recurrent, steps=8, decay_steps=2, eval_every=100, curriculum=0.9, lr=1e-2,
-               recurrence=4, backprop_depth=3)
+def test_train_logs_recurrences_and_keeps_the_core(config, recurrent):
+    c = config(**recurrent, steps=8, decay_steps=2, eval_every=100, curriculum=0.9, recurrence=4,
+               backprop_depth=3)
     train(c)
     log = [line for line in log_of(c) if 'r' in line]
     means = [ramp(step, 8, 4, 0.9) for step in range(8)]
@@ -222,68 +212,53 @@ def test_it_trains_in_the_curriculum_and_every_row_and_step_begins_elsewhere(con
         sample_recurrence(mean, generator_for(0, 'recurrence', step))
         for step, mean in enumerate(means)]
     assert [line['backprop_depth'] for line in log] == [min(3, mean) for mean in means]
-    state, model = state_of(c), load_model(c.out_dir)
-    assert core_of(model).settings() == state['order'][2]['settings'] == dict(r=4,
-                                                                              backprop_depth=3)
-    assert state['flops'] == sum(4 * 16 * at(model, line['r'], line['backprop_depth']
-                                             ).flops_per_token() for line in log)
+    settings, state = core_of(load_model(c.out_dir)).settings(), state_of(c)
+    assert settings == state['order'][2]['settings'] == dict(r=4, backprop_depth=3)
     assert state['inherited_flops'] == 7
-    assert log[-1]['loss'] < log[0]['loss'] and len({line['r'] for line in log}) > 2
-    # of the steps; evaluation's rows are equal
-    flat = torch.cat([s for s in states if s.shape[:2] == (4, 16) and not torch.equal(s[0], s[1])])
-    flat = flat.flatten(1)
-    assert len(flat) == 8 * 4 and torch.cdist(flat, flat).add(torch.eye(32)).min() > 0.1
 
 
-def kept(folder, parent):
-    "Which of the parent's layers a cut has, in order."
-    queries = [layer.attn.q.weight for layer in parent.layers]
-    return [next(i for i, q in enumerate(queries) if torch.equal(q, layer.attn.q.weight))
-            for layer in load_model(folder).layers]
-
-
-def test_the_command(tiny, data, tmp_path, capsys):
-    base, parent = tmp_path / 'base', tiny(vocab_size=257, n_layer=6, context=16)
+@pytest.mark.parametrize('scaled', [False, True])
+@pytest.mark.parametrize('options, layers', [
+    ('2-2-1', [0, 1, 3, 4, 5]), ('2-2-1 --layers=0,1/2,3/5', [0, 1, 2, 3, 5]),
+    ('2-2-1 --dense --layers=0,2/1,3/5', [0, 2, 1, 3, 5]), ('2-3-1', [*range(6)])])
+def test_cut_keeps_the_layers_it_says(options, layers, scaled, tiny, data, tmp_path):
+    "With LN-scaling each keeps the scale of its depth. Tokenizer, FLOPs and licence go with them."
+    parent = tiny(vocab_size=257, n_layer=6, context=16, ln_scaling=scaled)
+    base, out = tmp_path / 'base', tmp_path / 'out'
     save_run(base, parent, data, flops=7)
     (base / 'LICENSE').write_text('Do as you like.')
-    for name, more, layers in (
-            ('late', [], [0, 1, 3, 4, 5]), ('lists', ['--layers=0,1/2,3/5'], [0, 1, 2, 3, 5]),
-            ('dense', ['--dense', '--layers=0,2/1,3/5'], [0, 2, 1, 3, 5])):
-        nanodepth('cut', [str(base), '2-2-1', f'--out={tmp_path / name}', *more])
-        assert kept(tmp_path / name, parent) == layers, name
-        assert state_of(tmp_path / name)['inherited_flops'] == 7
-        assert get_tokenizer(tmp_path / name).n_vocab == 257
-        assert (tmp_path / name / 'LICENSE').exists()
-    dense, tokens = load_model(tmp_path / 'dense'), torch.arange(9)[None]
-    assert torch.equal(dense(tokens), parent(tokens, order=[0, 2, 1, 3, 5]))
-    nanodepth('cut', [str(base), '2-2-1', '--authors', f'--out={tmp_path / "theirs"}'])
+    nanodepth('cut', [str(base), *options.split(), f'--out={out}'])
+    tokens = torch.arange(9)[None]
+    with torch.no_grad():
+        x, run = parent.embed(tokens), Pass(parent, 9)
+        for depth in layers:
+            x = run(x, [depth], depth)
+        assert torch.allclose(load_model(out)(tokens), parent.head(parent.norm(x)), atol=1e-5)
+    assert state_of(out)['inherited_flops'] == 7 and get_tokenizer(out).n_vocab == 257
+    assert (out / 'LICENSE').exists()
+
+
+def test_cut_as_the_authors_do(tiny, tmp_path):
+    base = save_run(tmp_path / 'base', tiny(vocab_size=257))
+    nanodepth('cut', [base, '1-2-1', '--authors', f'--out={tmp_path / "theirs"}'])
     theirs = load_model(tmp_path / 'theirs')
-    assert theirs.order[2].settings() == dict(r=4, backprop_depth=8, start='authors',
+    assert theirs.order[1].settings() == dict(r=4, backprop_depth=8, start='authors',
                                               state_std=None)
     assert not theirs.config.tie_embeddings and theirs.head.weight is not theirs.embed.weight
-    assert theirs.adapter.weight.abs().max() < 1 / 8        # as torch begins it, and not as (0, 1)
-    scaled = tiny(vocab_size=257, n_layer=6, context=16, ln_scaling=True)
-    save_run(tmp_path / 'scaled', scaled, data)         # each layer keeps the scale of its depth
-    for name, shape, more in (('all', '2-3-1', []), ('some', '1-2-1', ['--dense'])):
-        nanodepth('cut', [str(tmp_path / 'scaled'), shape, f'--out={tmp_path / name}', *more])
-    with torch.no_grad():
-        assert torch.allclose(load_model(tmp_path / 'all')(tokens), scaled(tokens), atol=1e-5)
-        x, run = scaled.embed(tokens), Pass(scaled, 9)
-        for depth in (0, 3, 4, 5):
-            x = run(x, [depth], depth)
-        assert torch.allclose(load_model(tmp_path / 'some')(tokens), scaled.head(scaled.norm(x)),
-                              atol=1e-5)
-    scaled.order = [0, 1, 1, 2, 3, 4, 5]
-    looped = save_run(tmp_path / 'looped', scaled, data)
-    assert 'runs each of its layers once' in refused(capsys, 'cut', looped, '1-1-1',
-                                             f'--out={tmp_path / "no"}')
-    (base / 'run.json').unlink()
-    assert 'does not say which tokenizer it reads' in refused(capsys, 'cut', base, '2-2-1',
-                                                              f'--out={tmp_path / "no"}')
+    assert 0.9 / 8 < theirs.adapter.weight.abs().max() <= 1 / 8     # as torch begins it: width 32
+
+
+def test_cut_refuses_loops_and_runs_without_words(tiny, tmp_path, capsys):
+    looped = save_run(tmp_path / 'looped', tiny(order=[0, 1, 1, 2, 3]))
+    base = save_run(tmp_path / 'base', tiny())
+    (tmp_path / 'base/run.json').unlink()
+    for run, message in ((looped, 'runs each of its layers once'),
+                         (base, 'does not say which tokenizer it reads')):
+        assert message in refused(capsys, 'cut', run, '1-1-1', f'--out={tmp_path / "no"}')
     assert not (tmp_path / 'no/ckpt.pt').exists()
 
 
-def test_what_no_core_does(tiny, tokens):
+def test_core_refuses_what_it_cannot_do(tiny, tokens):
     model = tiny()
     core, cache = surgery(model, '1-2-1', r=2), {}
     core(tokens, cache=cache)

@@ -4,7 +4,6 @@ import subprocess
 import sys
 import zipfile
 
-import pytest
 import torch
 from conftest import ROOT
 from families import tiny as family
@@ -14,22 +13,35 @@ from nanodepth import BOOK, file_of, wrapped
 # files of somebody else, with all the names that ours once hid or were hidden by
 THEIRS = ('model.py', 'train.py', 'loop.py', 'common.py', 'data/__init__.py', 'tools/__init__.py',
           'models/__init__.py', 'config/__init__.py', 'training/__init__.py')
-SMALL = ['--context=16', '--n_embd=32', '--n_head=2', '--head_dim=none', '--steps=20',
-         '--warmup_steps=2', '--decay_steps=4', '--eval_batches=1', '--batch_size=4',
-         '--device=cpu']
+SMALL = ('--context=16 --n_embd=32 --n_head=2 --head_dim=none --steps=20 --warmup_steps=2 '
+         '--decay_steps=4 --eval_batches=1 --batch_size=4 --device=cpu').split()
 BESIDE = """
 import model, loop                  # before ours, and the others after it
 import nanodepth
 import train, training, common, data, tools, models, config
-assert {each.mine for each in (model, train, training, loop, common, data, tools, models,
-                               config)} == {1}
+for each in (model, train, training, loop, common, data, tools, models, config):
+    assert each.mine == 1
 assert nanodepth.wrapper.Span is nanodepth.model.Span
-import torch
+import runpy, sys, torch
 from transformers import AutoModelForCausalLM
 llama = AutoModelForCausalLM.from_pretrained('llama')
 with torch.no_grad(), nanodepth.wrapped(llama, (1, 2), 'rk', 3):
     torch.save(llama(torch.arange(12)[None]).logits, 'logits.pt')
 print(nanodepth.__file__)
+runpy.run_module('nanodepth', run_name='__main__')          # python -m nanodepth train ...
+"""
+CLONE = """
+import os, sys, torch
+if os.fork():                       # both at once, because torch takes seconds
+    assert os.wait()[1] == 0
+else:
+    import retrofit
+import nanodepth, model, loop, grow, retrofit, wrapper, probe, train, training.plan
+for name in nanodepth.BOOK:
+    assert sys.modules[name] is sys.modules['nanodepth.' + name]
+for each in (model, loop, grow, retrofit, wrapper, probe, train, training):
+    assert each is getattr(nanodepth, each.__name__.rpartition('.')[2])
+assert training.plan is nanodepth.training.plan
 """
 
 
@@ -41,43 +53,31 @@ def python(folder, packages, *argv):
     return done.stdout
 
 
-def test_a_wheel_is_complete_and_works_beside_files_of_the_same_names(data, tmp_path):
+def test_wheel_is_whole_and_works_beside_others(data, tmp_path):
     python(ROOT, ROOT, '-m', 'hatchling', 'build', '-t', 'wheel', '-d', tmp_path)
     [wheel] = tmp_path.glob('*.whl')
+    site, theirs, llama = tmp_path / 'site', tmp_path / 'theirs', family('llama')
     with zipfile.ZipFile(wheel) as file:
         names = file.namelist()
+        file.extractall(site)               # as pip does
     assert {name.partition('/')[0] for name in names} == {'nanodepth', 'nanodepth-0.2.0.dist-info'}
-    assert {f'nanodepth/{file_of(name).relative_to(ROOT)}' for name in BOOK} < {*names}
-    for folder, kind in dict(config='*.py', data='*/prepare.py').items():
-        for path in ROOT.glob(f'{folder}/{kind}'):
-            assert f'nanodepth/{path.relative_to(ROOT)}' in names
+    needed = [*map(file_of, BOOK), *ROOT.glob('config/*.py'), *ROOT.glob('data/*/prepare.py')]
+    assert {f'nanodepth/{path.relative_to(ROOT)}' for path in needed} < {*names}
     for path in (ROOT / 'nanodepth').rglob('*.*'):
         assert path.suffix == '.pyc' or str(path.relative_to(ROOT)) in names
     assert not [name for name in names if name.endswith(('.bin', '.mask', '.marks', 'train.json'))]
-
-    site, theirs, llama = tmp_path / 'site', tmp_path / 'theirs', family('llama')
-    python(ROOT, '', '-m', 'pip', 'install', '-q', '--no-deps', '--no-index', f'--target={site}',
-           wheel)
     for name in THEIRS:
         (theirs / name).parent.mkdir(parents=True, exist_ok=True)
         (theirs / name).write_text('mine = 1\n')
     llama.save_pretrained(theirs / 'llama')
-    assert python(theirs, site, '-c', BESIDE).strip() == str(site / 'nanodepth/__init__.py')
+    said = python(theirs, site, '-c', BESIDE, 'train', 'config/lidas.py', f'--data={data}', *SMALL)
+    assert said.startswith(str(site / 'nanodepth/__init__.py'))
     with torch.no_grad(), wrapped(llama, (1, 2), 'rk', 3):
         here = llama(torch.arange(12)[None]).logits
     assert torch.equal(torch.load(theirs / 'logits.pt'), here)
-    python(theirs, site, '-m', 'nanodepth', 'train', 'config/lidas.py', f'--data={data}', *SMALL)
     assert (theirs / 'out/lidas/ckpt.pt').exists() and (theirs / 'out/lidas/loss.png').exists()
 
 
-@pytest.mark.parametrize('first', ['import nanodepth', 'import retrofit'])
-def test_in_a_clone_a_bare_name_is_the_same_module(first, tmp_path):
-    python(tmp_path, ROOT, '-c', first + """
-import sys
-import nanodepth, model, loop, grow, retrofit, wrapper, probe, train, training.plan
-for name in nanodepth.BOOK:
-    assert sys.modules[name] is sys.modules['nanodepth.' + name]
-for each in (model, loop, grow, retrofit, wrapper, probe, train, training):
-    assert each is getattr(nanodepth, each.__name__.rpartition('.')[2])
-assert training.plan is nanodepth.training.plan
-""")
+def test_clone_has_each_module_once(tmp_path):
+    "A bare name is the same module, whichever was imported first."
+    python(tmp_path, ROOT, '-c', CLONE)
