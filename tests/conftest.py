@@ -18,10 +18,7 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 from families import tiny as family  # noqa: E402
-from helpers import (  # noqa: E402, F401
-    BEGUN, ROOT, SMALL, Times, asked_of, at_step, bpe, by_layer, byte_level_bpe, flags, left_by,
-    log_of, logits, planned_flops, ranks, refused, restored, same, save_run, state_of, stop_at,
-    table_of, weights_of, write_noise)
+from helpers import ROOT, SMALL, save_run, write_noise  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
 from nanodepth import train  # noqa: E402

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import log_of, weights_of
+from helpers import log_of, weights_of
 
 import nanodepth.model as model_file
 from nanodepth import train as train_file

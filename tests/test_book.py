@@ -15,7 +15,7 @@ from typing import Literal
 
 import pytest
 import torch
-from conftest import ROOT, log_of, same, save_run, state_of, weights_of
+from helpers import ROOT, log_of, same, save_run, state_of, weights_of
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.model import Refused

@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, Times, logits, refused, same, save_run, state_of
+from helpers import ROOT, Times, logits, refused, same, save_run, state_of
 
 from nanodepth import save_hf, wrapped
 from nanodepth.__main__ import main as nanodepth
@@ -77,7 +77,11 @@ def test_order_that_is_saved_comes_back(name, tiny, tmp_path):
         assert str(type(span)(span.items, **span.settings())) == str(span)
 
 
-NAMED = 'from nanodepth.model import Span\n\n\nclass Named(Span):\n    times = {times}\n'
+NAMED = '''from nanodepth.model import Span
+class Named(Span):
+    def unrolled(self):
+        return self.items * {times}
+'''
 
 
 def test_span_class_is_known_by_its_name(tmp_path):
@@ -88,8 +92,9 @@ def test_span_class_is_known_by_its_name(tmp_path):
     files = [tmp_path / 'one.py', tmp_path / 'two.py']
     for file, times in zip(files, (2, 3)):
         file.write_text(NAMED.format(times=times))
-    kept = [runpy.run_path(str(files[0]), run_name=name) for name in ('__main__', 'one')]
-    assert span_class('Named') is kept[1]['Named']
+    names = '__main__', 'one', 'config'
+    kept = [runpy.run_path(str(files[0]), run_name=name) for name in names]
+    assert span_class('Named') is kept[2]['Named']
     cells = [{}, {}]
     for cell in cells:
         exec('from nanodepth.model import Span\nclass Cell(Span): times = 4', cell)

@@ -11,7 +11,7 @@ import signal
 import threading
 
 import pytest
-from conftest import ROOT, asked_of, save_run, state_of, stop_at, table_of
+from helpers import ROOT, asked_of, save_run, state_of, stop_at, table_of
 
 from docs.results.tables import read_rows
 from nanodepth.__main__ import main as nanodepth

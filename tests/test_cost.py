@@ -4,7 +4,7 @@ import math
 import re
 
 import pytest
-from conftest import ROOT, log_of, planned_flops, save_run
+from helpers import ROOT, log_of, planned_flops, save_run
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import train as command

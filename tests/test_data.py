@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import BEGUN, ROOT, asked_of, bpe, logits as logits_of, save_run, write_noise
+from helpers import BEGUN, ROOT, asked_of, bpe, logits as logits_of, save_run, write_noise
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands.train import open_parent

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, same
+from helpers import ROOT, same
 
 from nanodepth.commands.train import empty, planned
 from nanodepth.grow import double, growth_plan, lidas, midas, prop_schedule, stack, untie

@@ -15,7 +15,7 @@ import torch
 import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from conftest import byte_level_bpe, logits, refused, same, save_run, weights_of
+from helpers import byte_level_bpe, logits, refused, same, save_run, weights_of
 from families import LLAMA3, tiny as family
 
 from nanodepth.__main__ import main as nanodepth
@@ -173,6 +173,8 @@ def test_export_is_the_model_it_was(write, name, tiny, tmp_path, own_file):
         write(model.to(dtype), once)
         again = load_model(once)
         assert {p.dtype for p in again.parameters()} == {dtype}
+        half = open_any(once, dtype='bfloat16')[1]
+        assert {p.dtype for p in half.parameters()} == {torch.bfloat16}
         tied = model.config.tie_embeddings and write is not save_authors
         assert again.config.tie_embeddings == tied == (again.head.weight is again.embed.weight)
         write(again, twice)

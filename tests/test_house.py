@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT
+from helpers import ROOT
 
 from nanodepth import BOOK, file_of
 from nanodepth.__main__ import COMMANDS, main

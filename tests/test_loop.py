@@ -1,7 +1,7 @@
 "loop.py: the same layers several times, in an order that has a notation."
 import pytest
 import torch
-from conftest import log_of, state_of
+from helpers import log_of, state_of
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common.errors import Refused

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import Times
+from helpers import Times
 
 from nanodepth.model import LM, ModelConfig, Refused, seen
 from nanodepth.scoring import likelihoods

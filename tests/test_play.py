@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 import torch
-from conftest import refused, save_run
+from helpers import refused, save_run
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.extras import play

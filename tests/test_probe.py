@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import restored, save_run
+from helpers import restored, save_run
 
 from docs.results.tables import read_rows
 from nanodepth import probe

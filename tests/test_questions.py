@@ -5,7 +5,7 @@ import runpy
 
 import pytest
 import torch
-from conftest import ROOT, save_run
+from helpers import ROOT, save_run
 
 from nanodepth.models import checkpoint
 from nanodepth.models.hf import save_hf

@@ -6,7 +6,7 @@ what a row of it says is said before a model is opened.
 from pathlib import Path
 
 import pytest
-from conftest import bpe, refused, ROOT, save_run
+from helpers import bpe, refused, ROOT, save_run
 
 from nanodepth.retrofit import surgery
 from nanodepth.scoring import harness

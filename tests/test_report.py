@@ -6,7 +6,7 @@ errors over the seeds; paired tests against every sign tried one by one.
 import json
 
 import pytest
-from conftest import SMALL, refused, save_run
+from helpers import SMALL, refused, save_run
 from docs.results.tables import read_rows
 from matplotlib.figure import Figure
 

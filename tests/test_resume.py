@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import (at_step, bpe, by_layer, flags, left_by, log_of, ranks, refused, same,
+from helpers import (at_step, bpe, by_layer, flags, left_by, log_of, ranks, refused, same,
                       save_run, state_of, stop_at, Times, weights_of)
 
 from nanodepth.__main__ import main as nanodepth

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import log_of, refused, same, save_run, state_of
+from helpers import log_of, refused, same, save_run, state_of
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common.errors import Refused

@@ -15,7 +15,7 @@ from docs.results.tables import read_rows
 import numpy as np
 import pytest
 import torch
-from conftest import asked_of, logits, refused, ROOT, save_run, state_of, table_of, write_noise
+from helpers import asked_of, logits, refused, ROOT, save_run, state_of, table_of, write_noise
 from families import tiny as family
 
 from nanodepth.__main__ import main as nanodepth

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import (by_layer, flags, left_by, log_of, ranks, ROOT, same, save_run, state_of,
+from helpers import (by_layer, flags, left_by, log_of, ranks, ROOT, same, save_run, state_of,
                       stop_at, Times, weights_of, write_noise)
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 

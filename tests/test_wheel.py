@@ -5,7 +5,7 @@ import sys
 import zipfile
 
 import torch
-from conftest import ROOT
+from helpers import ROOT
 from families import tiny as family
 
 from nanodepth import BOOK, file_of, wrapped

@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 from accelerate import hooks        # (lm-eval brings it)
-from conftest import Times, restored
+from helpers import Times, restored
 from families import EAGER_ONLY, FAMILIES, MIXTURES, tiny as family
 from test_probe import no_gradients
 from test_solvers import by_stages

@@ -7,7 +7,7 @@ import hashlib
 
 import pytest
 import torch
-from conftest import ROOT, asked_of
+from helpers import ROOT, asked_of
 
 from nanodepth.models.checkpoint import load_model
 from nanodepth.scoring.rows import Asked, Subject
