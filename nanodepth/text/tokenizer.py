@@ -7,6 +7,7 @@ import hashlib
 import json
 import string
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import tiktoken
@@ -116,8 +117,9 @@ def as_tokenizers(encoding):
     special = encoding._special_tokens
     converter = TikTokenConverter(pattern=encoding._pat_str,
                                   extra_special_tokens=sorted(special, key=special.get))
-    converter.load_tiktoken_bpe = lambda _: encoding._mergeable_ranks       # else of a file
-    made = converter.converted()
+    # it reads ranks from a file, which these have not
+    with mock.patch('tiktoken.load.load_tiktoken_bpe', lambda _: encoding._mergeable_ranks):
+        made = converter.converted()
     made.post_processor = TemplateProcessing(
         single=f'{END_OF_TEXT} $A', pair=f'{END_OF_TEXT} $A $B',
         special_tokens=[(END_OF_TEXT, special[END_OF_TEXT])])
