@@ -33,13 +33,10 @@ SMALL = dict(n_layer=2, n_embd=32, n_head=2, context=16, batch_size=4, steps=12,
              decay_steps=4, eval_every=5, eval_batches=2, log_every=1, save_every=4, device='cpu',
              lr=3e-3)
 
-
-
 # Where processes are begun that have imported everything already: a fork of it takes milliseconds,
 # a new Python seconds.
 BEGUN = multiprocessing.get_context('forkserver')
 BEGUN.set_forkserver_preload(['nanodepth.train', 'torch._dynamo'])
-
 
 
 class Times(Span):

@@ -131,6 +131,7 @@ MODELS = {
         'qwen2': cut('identity', qkv_bias=True, tie_embeddings=False),
         'their start': cut('authors', authors_surgery, START, rope_scaling=LLAMA3),
         'LN-scaling': cut('add', ln_scaling=True),
+        'no family': ours(context=128, qk_norm=True, qkv_bias=True),
         'window': ours(context=128, order=[0, Window([1, 2], K=2), 1, 3]),
         'solver': ours(context=128, order=[0, Window([1, 2], 'anderson', K=2), 3]),
         'own Span': ours(context=128, order=[0, Faded([1, 2], share=0.25), Window([3], K=2)])},

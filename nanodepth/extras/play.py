@@ -35,8 +35,9 @@ def stages_of(run):
     """[(its file, model, copies)] from shallow to deep, of the stages that were kept: layer i began
     as layer copies[i] of the stage before; the first has None."""
     state, model = open_path(run)
-    kept = sorted((state_of(path)['step'], path) for path in Path(run).glob('ckpt-*.pt'))
-    kept = {state_of(path)['model_config']['n_layer']: path for _, path in kept}
+    kept = {}           # {layers: the last file with so many}
+    for path in sorted(Path(run).glob('ckpt-*.pt'), key=lambda path: state_of(path)['step']):
+        kept[state_of(path)['model_config']['n_layer']] = path
     lines = log_of(run) if kept and state['config'].get('grow') else []
     stages, copies = [], None
     for order in (line['grown']['origin'] for line in lines if 'grown' in line):
@@ -77,12 +78,16 @@ def pack(model):
     return bytes(raw), places
 
 
-def described(run, model, kin, copies, places):
-    """What the page says of a model, and what model.js needs to know of it. kin: the layer of the
-    first stage that each layer goes back to."""
+def refuse(run, model):
+    "What model.js cannot run, or a browser not carry."
     more = beyond(model.config) or [s for s in spans_in(model.order) if not isinstance(s, Core)]
     require(not (more or model.config.rope_scaling) and model.num_params() <= LARGEST,
             f'{run} is no plain toy of at most {LARGEST:,} parameters, which the page carries')
+
+
+def described(run, model, kin, copies, places):
+    """What the page says of a model, and what model.js needs to know of it. kin: the layer of the
+    first stage that each layer goes back to."""
     about = dict(layers=len(model.layers), order=unrolled(model.order), run=str(run), kin=kin,
                  copies=copies, parameters=model.num_params(), tensors=places,
                  config={key: getattr(model.config, key) for key in SHAPE})
@@ -105,6 +110,7 @@ def page(runs, task):
         require(get_tokenizer(run).name == 'bytes', f'{run} reads no bytes: it is no toy')
         keys, kin = [], None
         for path, model, copies in stages_of(run):
+            refuse(path, model)
             key = name if path == run else f'{name}, {len(model.layers)} layers'
             kin = [kin[i] for i in copies] if copies else [*range(len(model.layers))]
             raw, places = pack(model)

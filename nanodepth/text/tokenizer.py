@@ -215,10 +215,10 @@ def keep_tokenizer(source, folder):
 def write_tokenizer(name, folder, context):
     """The tokenizer of that name as files that transformers opens: its own, if it has them, or an
     Encoding written as one."""
-    from transformers import PreTrainedTokenizerFast
     has_files, config = copy_tokenizer(name, folder), Path(folder) / 'tokenizer_config.json'
     is_whole = config.exists()
     if not is_whole:
+        from transformers import PreTrainedTokenizerFast
         own = get_tokenizer(name)
         end = END_OF_TEXT if END_OF_TEXT in own.special_tokens_set else None
         PreTrainedTokenizerFast(tokenizer_object=own.inner if has_files else as_tokenizers(own),
