@@ -9,9 +9,7 @@ a shallow model costs less, so growing saves compute.
 Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", section 3.1 (the operators), appendix A
 (the schedule, PROP-alpha: stage i gets a share i^alpha of the steps), Table 7 (the compute saved).
 MIDAS is Saunshi et al., 2024.
-Here: LIDAS copies the contiguous layers [L/2 - b/2, L/2 + b/2) right after themselves, as Figure 2
-draws it; its printed formula would take b + 1 of them. What PROP-alpha's rounding leaves goes to
-the last stage (in the paper's text, to those with the largest fractions): so Table 7 comes out.
+Differs: LIDAS's slice and PROP-alpha's rounding (docs/FIGURES.md, at its end).
 
 Usage:
     order = lidas(n_layer=8, block=2)                   # [0, 1, 2, 3, 4, 3, 4, 5, 6, 7]
@@ -40,7 +38,7 @@ def midas(n_layer, block):
 
 
 def lidas(n_layer, block):
-    "Repeat the `block` layers around the middle, whatever the block boundaries."
+    "Repeat the layers [L/2 - b/2, L/2 + b/2), whatever the block boundaries (Figure 2)."
     return repeat_block(range(n_layer), n_layer // 2 - block // 2, block)
 
 

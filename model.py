@@ -6,9 +6,8 @@ looped twice, [0, 1, 3] one with layer 2 skipped. Looping, growing, retrofitting
 four ways to write this list. A model's depth, its cost and its cache follow from it.
 
 Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A (architecture, Table 2) and
-E (LN-scaling: what a norm returns shrinks with depth).
-Here: initial weights are normal with std 0.02 (an untied embedding: 1); the papers name none. GPT-2
-divides those of the output matrices by sqrt(2 L). We do not, because growing changes L.
+E (LN-scaling: what a norm returns shrinks with depth). What differs from the papers, in this file
+and in all others, stands at the end of docs/FIGURES.md.
 
 Usage:
     model = LM(ModelConfig(vocab_size=257, n_layer=4, n_embd=64, n_head=4))

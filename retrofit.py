@@ -9,11 +9,8 @@ recurrences, that number sets the compute at test time.
 Paper: "Teaching Pretrained Language Models to Think Deeper with Retrofitted Recurrence", section 3
 (the model, surgery), 4.2 (the curriculum), appendix B, C.1 (which layers, the additive adapter), E
 (the cuts).
-Differs:
-- Untrained, the adapter returns e and ignores s, so each run repeats the first. With no layer
-  dropped the model is then its parent at any r. (But LN-scaling sees the depth.)
-- The noise with which a state begins is fixed for each place, so that a text has one loss.
-The authors' adapter and noise, and their count of FLOPs, are in nanodepth/models/authors.py.
+Differs: the adapter as it begins, and the first states (docs/FIGURES.md, at its end). The authors'
+adapter, noise and count of FLOPs are in nanodepth/models/authors.py.
 
 Usage:
     model = surgery(model, '2-2-2')         # model.order is now [0, 1, Core([2, 3]), 4, 5]

@@ -9,8 +9,8 @@ They end near the plain output, and not on it. So the result then goes back towa
 beta: 1 is the plain model, on which the later layers were trained, and 0 the small steps alone.
 
 Paper: "Training-Free Looped Transformers", sections 2 and 3, Algorithms 3 to 5, appendices D and P
-(which settings), C, G and N (what the KV cache keeps). Algorithm 3 as printed makes one small step
-fewer than Eq. 16: the equation is taken.
+(which settings), C, G and N (what the KV cache keeps). Differs: Algorithm 3, the default cache
+(docs/FIGURES.md, at its end).
 
 Usage:
     with wrapped(model, window=(3, 5), K=3, beta=0.5): model.generate(tokens, 20)

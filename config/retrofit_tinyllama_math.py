@@ -1,6 +1,6 @@
 """TinyLlama (4,8,4) on mathematics: "Retrofitted Recurrence", Figure 5.
 
-As its authors' scripts have it, but for docs/FIGURES.md's "Differs"; --recurrence=8, 16 or 32 are
+As its authors' scripts have it, but for docs/FIGURES.md's last table; --recurrence=8, 16 or 32 are
 the others. First: python data/math/prepare.py retrofit_math --tokens=53B
 --tokenizer=out/tinyllama_4-8-4. Their GSM8K at r = 1, 2, 4, 8, 16, 32: 17.6, 32.4, 38.0, 37.7,
 37.7, 37.9 (mean 4), 5.6, 24.2, 39.7, 45.3, 44.7, 45.0 (mean 32). The partner is
