@@ -14,9 +14,9 @@ name on the left, and takes over what stands on the right there. So ?f finds fb 
 bw, and w7 in a third: each alias takes a layer, and one more reads the value. A row has four such
 chains.
 
-It takes a minute on one core. Expect that three layers follow two aliases, and the loop and the
-grown model three. With layer 1 twice, the grown one follows four in 60% of the chains, untrained.
-The retrofit follows r + 2 aliases with r runs, as it was trained to."""
+It takes a minute or two. Expect that three layers follow two aliases, and the loop and the grown
+model three. With layer 1 twice, untrained, the grown one follows four in 60% of the chains, and
+fewer with three. The retrofit follows r + 2 aliases with up to four runs, as it was trained to."""
 import copy
 import torch
 from torch import nn
