@@ -77,7 +77,7 @@ def data(tmp_path):
     rng = np.random.default_rng(0)
     for split, n in (('train', 6000), ('val', 800)):
         tokens = np.cumsum(rng.integers(1, 4, n)) % 97
-        marks = np.where(np.arange(n) % 5 == 0, 129, 0)
+        marks = np.array([129, 1, 0, 0, 0])[np.arange(n) % 5]       # answers of two tokens
         write_dataset(tmp_path / 'data', split, 'bytes', tokens, marks=marks, kinds=['fifth'])
     return tmp_path / 'data'
 

@@ -19,8 +19,6 @@ import torch
 from nanodepth import train
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import train as train_command
-from nanodepth.commands.train import planned
-from nanodepth.common.options import read
 from nanodepth.model import Span
 from nanodepth.scoring.rows import measured
 from nanodepth.scoring.way import in_way
@@ -68,14 +66,14 @@ def bpe(folder, swapped=''):
     return str(folder)
 
 
-def write_noise(folder, kinds, length=8000, mask=None):
+def write_noise(folder, kinds, length=8000):
     "Letters without anything to learn: every fifth is an answer of the last kind."
     rng, n = np.random.default_rng(0), np.arange(length)
     rest = len(kinds) - 1               # the others, if there are two kinds, are of the first
     for split in ('train', 'val'):
         marks = np.where(n % 5 == 0, 128 + len(kinds), 128 + rest if rest else 0)
         write_dataset(folder, split, 'bytes', rng.integers(97, 123, length), kinds=kinds,
-                      marks=marks if kinds else None, mask=mask)
+                      marks=marks if kinds else None)
 
 
 def save_run(folder, model, data=None, **more):
@@ -212,12 +210,6 @@ def table_of(said, measure):
     heads, _, *lines = [[cell.strip() for cell in line.strip('|').split('|')]
                         for line in table.splitlines()]
     return [dict(zip(heads, line)) for line in lines]
-
-
-def planned_flops(*argv):
-    "The training FLOPs a token that a run's plan adds up to, over its steps."
-    c = read(Config, list(map(str, argv)))
-    return planned(c) // (c.batch_size * c.context)
 
 
 def logits(model, tokens):

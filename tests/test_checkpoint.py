@@ -11,9 +11,8 @@ import sys
 import numpy as np
 import pytest
 import torch
-from helpers import ROOT, Times, logits, refused, same, save_run, state_of
+from helpers import ROOT, Times, logits, same, save_run, state_of
 
-from nanodepth import save_hf, wrapped
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common.errors import Refused, refusals
 from nanodepth.common.files import new_folder
@@ -23,22 +22,6 @@ from nanodepth.models.checkpoint import load_model
 from nanodepth.retrofit import Adapter, Core, core_of
 from nanodepth.training.checkpoint import load, save, span_class, written
 from nanodepth.wrapper import Window
-
-
-def test_checkpoint_is_what_was_saved(tmp_path, tiny):
-    model, config = tiny(), dict(lr=1e-3, order=[0, 1], name=None)
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.arange(4)[None], torch.arange(4)[None]).backward()
-    optimizer.step()
-    save(tmp_path, model, [optimizer], names=('ckpt.pt', 'ckpt-3.pt'), step=3, config=config)
-    save(tmp_path, model, [], step=4)
-    back, saved = load(tmp_path / 'ckpt-3.pt')
-    assert saved['step'] == 3 and saved['config'] == config
-    assert same(back.state_dict(), model.state_dict())
-    assert same(saved['optimizers'][0]['state'][0], optimizer.state_dict()['state'][0])
-    for path in (tmp_path, tmp_path / 'ckpt.pt'):
-        assert load(path)[1]['step'] == 4
-    assert sorted(p.name for p in tmp_path.iterdir()) == ['ckpt-3.pt', 'ckpt.pt']
 
 
 class StreamCore(Core):
@@ -77,28 +60,16 @@ def test_order_that_is_saved_comes_back(name, tiny, tmp_path):
         assert str(type(span)(span.items, **span.settings())) == str(span)
 
 
-NAMED = '''from nanodepth.model import Span
-class Named(Span):
-    def unrolled(self):
-        return self.items * {times}
-'''
-
-
 def test_span_class_is_known_by_its_name(tmp_path):
-    """Once it is imported. Of one file the last one counts, as of a cell that is run again, or of a
-    script that is imported, too. Of several files they are refused."""
+    "Of one file the last one counts, as of a script that is imported, too. Of several files, none."
     with pytest.raises(Refused, match='the class Named of a Span is needed: import its file'):
         span_class('Named')
     files = [tmp_path / 'one.py', tmp_path / 'two.py']
     for file, times in zip(files, (2, 3)):
-        file.write_text(NAMED.format(times=times))
-    names = '__main__', 'one', 'config'
-    kept = [runpy.run_path(str(files[0]), run_name=name) for name in names]
+        file.write_text('from nanodepth.model import Span\n'
+                        f'class Named(Span):\n    def times(self):\n        return {times}\n')
+    kept = [runpy.run_path(str(files[0]), run_name=name) for name in ('__main__', 'one', 'config')]
     assert span_class('Named') is kept[2]['Named']
-    cells = [{}, {}]
-    for cell in cells:
-        exec('from nanodepth.model import Span\nclass Cell(Span): times = 4', cell)
-    assert span_class('Cell') is cells[1]['Cell']
     kept.append(runpy.run_path(str(files[1]), run_name='two'))
     with pytest.raises(Refused, match='Spans of several files are called Named: .*one'):
         span_class('Named')
@@ -175,21 +146,13 @@ def test_broken_checkpoint_is_refused_and_its_code_not_run(tmp_path, tiny):
     torch.save(state, path)
     with pytest.raises(Refused, match='norm.weight holds numbers that are not finite'):
         load_model(tmp_path)
-    with pytest.raises(Refused, match='there is no checkpoint at .*nowhere'):
-        load_model(tmp_path / 'nowhere')
 
 
-def test_models_folder_is_new_and_whole(tmp_path):
-    (tmp_path / 'empty').mkdir()
-    for name in ('new', 'empty'):
-        with new_folder(tmp_path / name) as folder:
-            (folder / 'file').touch()
-        assert [path.name for path in (tmp_path / name).iterdir()] == ['file']
-    with pytest.raises(Refused, match='new is there already'), new_folder(tmp_path / 'new'):
-        pass
-    with pytest.raises(KeyboardInterrupt), new_folder(tmp_path / 'other'):
+def test_models_folder_is_whole_or_not_there(tmp_path):
+    with pytest.raises(KeyboardInterrupt), new_folder(tmp_path / 'new') as folder:
+        (folder / 'half').touch()
         raise KeyboardInterrupt
-    assert sorted(path.name for path in tmp_path.iterdir()) == ['empty', 'new']
+    assert not [*tmp_path.iterdir()]
 
 
 COMMANDS = [        # (a command, files that stand in its way: any in a model's folder; in that of a

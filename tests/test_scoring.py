@@ -10,12 +10,14 @@ import math
 import re
 import runpy
 import sys
+from types import SimpleNamespace
 
 from docs.results.tables import read_rows
 import numpy as np
 import pytest
 import torch
-from helpers import asked_of, logits, refused, ROOT, save_run, state_of, table_of, write_noise
+from helpers import (asked_of, byte_level_bpe, logits, refused, ROOT, save_run, state_of, table_of,
+                     write_noise)
 from families import tiny as family
 
 from nanodepth.__main__ import main as nanodepth
@@ -66,6 +68,9 @@ def test_way_runs_what_it_says_and_is_undone(tiny):
     core, five = (surgery(tiny(n_layer=5), '1-2-2', r=r) for r in (2, 5))
     nested = surgery(tiny(n_layer=5), '1-2-2')
     nested.order = [0, Span(nested.order[1:])]
+    for model in (core, five, nested):          # else each run of a core begins anew
+        torch.manual_seed(0)
+        torch.nn.init.normal_(model.adapter.weight, std=0.1)
     theirs = family('gemma3_text')
     book = tiny(n_layer=4, order=[0, Window([1, 2], K=3), 3])
     within = tiny(n_layer=4, order=[0, Window([Window([1], K=3), 2], K=2), 3])
@@ -128,9 +133,7 @@ LOSS, TOY, COPY = ('loss', 'nats', 'x'), ('toy_assign/1', 'share', ''), ('copy',
 
 
 @pytest.mark.parametrize('function, arguments, value', [
-    (typed, [], ['as it is']),
     (typed, ['--loop=2x2,1-2x3-1'], ['as it is', '--loop=2x2', '--loop=1-2x3-1']),
-    (typed, ['--r=1,2'], ['as it is', '--r=1', '--r=2']),
     (typed, ['--window=mid4,0.5', '--K=2', '--T=1.5', '--decode=bypass'], [
         'as it is', '--window=mid4 --K=2 --T=1.5 --decode=bypass',
         '--window=0.5 --K=2 --T=1.5 --decode=bypass']),
@@ -140,6 +143,7 @@ LOSS, TOY, COPY = ('loss', 'nats', 'x'), ('toy_assign/1', 'share', ''), ('copy',
     (typed, ['--window=mid4', '--K=2,2', '--T=1,1.0'], ['as it is', '--window=mid4 --K=2 --T=1']),
     (swept, ['window', '--window=all2,mid2,0-0', '--K=2'], ['0-1', '1-2', '2-3', '0-0']),
     (swept, ['loop', '--blocks=2,3', '--times=4'], ['2x4-2', '1-2x4-1', '2-2x4', '3x4-1', '1-3x4']),
+    (swept, ['loop', '--loop=2x2-2,2-2x2'], ['2x2-2', '2-2x2']), (swept, ['r', '--r=2,3'], [2, 3]),
     (swept, ['beta', '--window=1-2', '--beta=0.3,0.5', '--cache=first,last'],
      [0.3, 0.3, 0.5, 0.5] * 2),
     (ranked_by, [LOSS, COPY], ['loss']),
@@ -232,6 +236,22 @@ def test_lm_eval_scores_are_those_of_its_own_model(asked, shots, run, local, res
         asked_of(subject)
 
 
+def test_generated_answer_ends_at_any_end_and_has_no_marks(tiny, tmp_path):
+    "As a model's own generation_config.json names its ends, which may be several."
+    byte_level_bpe(['abc'], 270, ['<|endoftext|>', '<end>', '<think>']).save(
+        str(tmp_path / 'tokenizer.json'))
+    words, model = get_tokenizer(tmp_path / 'tokenizer.json'), tiny(vocab_size=270)
+    said = words.encode('a<think>b<end>c', allowed_special='all')
+    (tmp_path / 'generation_config.json').write_text(json.dumps(dict(eos_token_id=[7, said[3]])))
+    places = iter(said)
+    model.head.register_forward_hook(
+        lambda module, x, y: torch.nn.functional.one_hot(torch.tensor([next(places)]), 270))
+    asked = SimpleNamespace(max_length=None, chat=False)
+    ours = harness.Ours(SimpleNamespace(model=model, path=tmp_path, tokenizer=words, asked=asked))
+    question = SimpleNamespace(args=('x', dict(until=[], max_gen_toks=8)))
+    assert ours.generate_until([question]) == ['ab']
+
+
 @pytest.mark.parametrize('kind, way', [('core', dict(r=3)), ('mistral', dict(window='1-2', K=2))])
 def test_lm_eval_asks_the_model_as_it_runs(kind, way, tiny, tmp_path, local, results,
                                            capsys):
@@ -317,9 +337,7 @@ def test_evaluate_says_the_same_of_a_run_and_its_export(run, tmp_path, local, mo
         'evaluate', tmp_path / 'e.csv', *run, '--tasks=local_choice,toy_assign/0-1', '--limit=10',
         '--n=20', f'--data={tmp_path}/noise', '--batches=1', '--measures=loss,text,log_prob',
         '--window=1-2', '--solver=naive', '--K=1,3')}
-    said = capsys.readouterr().out
-    assert 'toy_assign/1, % of 20 (chance 25%)' in said
-    assert 'local_choice acc, % of 10' in said and 'in (): one standard error' in said
+    assert 'toy_assign/1, % of 20 (chance 25%)' in capsys.readouterr().out
     assert ways_in_csv[:3] == [1, 2, 3]
     assert {name for *_, name in rows} == {
         'loss', 'text', 'copy', 'local_choice acc', 'toy_assign/0', 'toy_assign/0 log_prob',
@@ -357,21 +375,6 @@ def test_evaluate_gives_all_models_rows_of_one_size(run, tmp_path, tiny, data, c
                 assert scoring.described(each.val) == f'4 rows {size} tokens a batch, 100% {data}'
 
 
-def test_evaluate_averages_seeds(tmp_path, tiny, data, capsys):
-    for seed, name in enumerate(('looped-0', 'deep', 'looped-1')):
-        order = [0, 1, 0, 1] if 'looped' in name else None
-        save_run(tmp_path / name, tiny(seed, vocab_size=257, context=64, order=order), data)
-    runs = sorted(tmp_path.glob('[ld]*-*')) + [tmp_path / 'deep']
-    rows = written('evaluate', tmp_path / 'e.csv', *runs, '--batches=2')
-    seeds = np.array([row['mean'] for row in where(rows, group='looped', measure='loss')])
-    error = seeds.std(ddof=1) / 2 ** 0.5
-    assert len(seeds) == 2 and f'| {seeds.mean():.3f} ({error:.3f}) ' in capsys.readouterr().out
-    model = checkpoint.load_model(tmp_path / 'deep')
-    [row] = where(rows, run='deep', measure='loss')
-    assert row['mean'] == data_scores(model, Loader(data, 4, 16, 'val'), 2)['loss'].mean
-    assert row['inference_flops'] == model.flops_per_token(context=16) // 3     # of its rows
-
-
 def test_evaluate_measures_no_data_that_changed_or_left(tmp_path, tiny, data, capsys):
     model = tiny(vocab_size=257, context=64)
     changed = save_run(tmp_path / 'changed', model, data)
@@ -383,30 +386,31 @@ def test_evaluate_measures_no_data_that_changed_or_left(tmp_path, tiny, data, ca
     assert 'so its loss is left out' in capsys.readouterr().err
 
 
-def test_differences_pair_rows_of_one_dtype(capsys):
+def test_differences_pair_rows_of_one_dtype_and_data(capsys):
     row = dict(way='as it is', measure='loss', kind='nats', mean=1.0, training_flops=1.0, data='x')
     rows = [row | dict(run=f'{name}-{seed}', group=name, seed=seed, dtype=dtype, mean=mean + seed)
             for seed in (0, 1) for name, dtype, mean in (
                 ('a', 'float32', 1.0), ('b', 'bfloat16', 2.0), ('c', 'float32', 3.0 + seed / 9))]
-    print_differences(rows, dict(b=['a'], c=['a']))
+    rows += [row | dict(run=f'd-{row["seed"]}', group='d', data='y') for row in rows if
+             row['group'] == 'a']
+    print_differences(rows, dict(b=['a'], c=['a'], d=['a']))
     of = {row['model']: row for row in table_of(capsys.readouterr().out, 'loss')}
-    assert of['b']['so many seeds say'] == 'no seed with equal data and dtype'
+    for group in ('b', 'd'):
+        assert of[group]['so many seeds say'] == 'no seed with equal data and dtype'
     assert of['c']['difference'].startswith('+2.056')
 
 
-@pytest.mark.parametrize('words, measure, drawn_at', [
-    ('--tasks=toy_assign/1 --shots=0,2 --x=shots --measures=log_prob', 'toy_assign/1', [0, 2]),
-    ('--tasks=toy_copy --measures= --window=1-2 --solver=aitken --K=2,4 --x=K', 'toy_copy',
-     [None, 2, 4])])                            # a solver that takes an even K only
-def test_evaluate_draws_over_shots_or_a_setting(words, measure, drawn_at, run, tmp_path,
-                                                monkeypatch):
+@pytest.mark.parametrize('words, drawn_at', [
+    ('--shots=0,2 --x=shots', [0, 2]),
+    ('--window=1-2 --solver=aitken --K=2,4 --x=K', [None, 2, 4])])      # it takes an even K only
+def test_evaluate_draws_over_shots_or_a_setting(words, drawn_at, run, tmp_path, monkeypatch):
     points = []
     monkeypatch.setattr(evaluate, 'show', lambda path, draw, drawn, *_: points.extend(drawn))
-    rows = written('evaluate', tmp_path / 'e.png', run[0], '--n=6', *words.split())
-    shares = [100 * row['mean'] for row in where(rows, kind='share')]
-    name = f'{measure} (%)'
-    assert [(point['x'], point[name]) for point in points if name in point] == list(
-        zip(drawn_at, shares))
+    rows = written('evaluate', tmp_path / 'e.png', run[0], '--tasks=toy_assign/1', '--measures=',
+                   '--n=6', *words.split())
+    shares = [100 * row['mean'] for row in rows]
+    assert [(point['x'], point['toy_assign/1 (%)']) for point in points] == [
+        *zip(drawn_at, shares)]
 
 
 MINE = re.search(r'```python\n(# mine\.py\n.*?)```', (ROOT / 'docs/EXTEND.md').read_text(),
@@ -462,6 +466,8 @@ def test_sweep_screens_by_half_and_judges_by_half(tmp_path, tiny, data, capsys):
     scores = data_scores(model, val, 2) | {'toy_assign/1': of_questions(
         model, BYTES, few_shot('toy_assign', 8, shots=0, depth=1, seed=0))[0]}
     assert {*scores} == {'loss', 'fifth', 'toy_assign/1'}
+    row = where(rows, measure='loss', way='as it is')[0]        # FLOPs are those of rows of 16
+    assert row['inference_flops'] == model.flops_per_token(context=16) // 3
     for offset, part in enumerate(('screen', 'judge')):
         assert {row['measure']: row['mean'] for row in where(rows, part=part, way='as it is')} == {
             name: pytest.approx(np.mean(score.answers[offset::2]))
@@ -498,7 +504,6 @@ def by_hand(model, prompt, option):
             chances.argmax(-1).tolist() == option)
 
 
-WINDOW = dict(window='1-2', K=3)
 KINDS = dict(
     ours=lambda tiny: tiny(vocab_size=257, context=64, n_kv_head=2, ln_scaling=True),
     recurrent=lambda tiny: surgery(tiny(vocab_size=257, context=64), '1-2-1'),
@@ -519,8 +524,8 @@ def count_logits(model):
 @pytest.mark.parametrize('kind, way', [*(('ours', way) for way in (
     {}, dict(loop='1-1x2-2'), dict(window='1-2', solver='naive', cache='last'),
     dict(window='1-2', K=6, decode='bypass'), dict(window='1-2', solver='euler', mode='layer'),
-    dict(window='1-2', solver='anderson'))), ('recurrent', {}), ('gemma', WINDOW), ('phi3', {})],
-    ids=str)
+    dict(window='1-2', solver='anderson'))), ('recurrent', {}),
+    ('gemma', dict(window='1-2', K=3)), ('phi3', {})], ids=str)
 def test_question_has_one_score_whatever_is_beside_it(tiny, kind, way, monkeypatch):
     "Alone or in a batch, and if few logits fit at once; no forward makes more."
     model = KINDS[kind](tiny)

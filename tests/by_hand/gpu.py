@@ -9,12 +9,10 @@ Usage:
 import gc
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 import traceback
-import types
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -129,47 +127,12 @@ def memory_after_a_growth():
     return f'{grown / 1e6:.0f} MB, and {fresh / 1e6:.0f} MB where all layers are there from step 0'
 
 
-def a_step_over_efa0d22s():
-    "At 49,152 words, by the model.py of that commit, which a clone with its history has."
-    old = types.ModuleType('old_model')
-    sys.modules['old_model'] = old
-    exec(subprocess.check_output(['git', 'show', 'efa0d22:model.py'], cwd=ROOT, text=True),
-         vars(old))
-    device, costs = 'cpu' if TINY else 'cuda', {}
-    for name, LM_of, Config_of in (('old', old.LM, old.ModelConfig), ('new', LM, ModelConfig),
-                                   ('old', old.LM, old.ModelConfig), ('new', LM, ModelConfig)):
-        torch.compiler.reset()
-        torch.manual_seed(0)
-        model = LM_of(Config_of(**SHAPE, context=RUN['context'])).to(device)
-        for block in model.layers:
-            block.compile()
-        model.cross_entropy = torch.compile(LM_of.cross_entropy, dynamic=False)
-        x = torch.randint(300, (RUN['batch_size'], RUN['context']), device=device)
-        for step in range(13):
-            if step == 3:               # what compiles has compiled
-                if not TINY:
-                    torch.cuda.synchronize()
-                    torch.cuda.reset_peak_memory_stats()
-                began = time.perf_counter()
-            with torch.autocast(device, torch.bfloat16):
-                loss = model(x, x)
-            loss.backward()
-            model.zero_grad()
-        seconds = (loss.item(), time.perf_counter() - began)[1]
-        memory = 1 if TINY else torch.cuda.max_memory_allocated()
-        costs.setdefault(name, []).append((seconds, memory))
-    seconds, memory = (min(new) / min(old) for new, old in zip(zip(*costs['new']),
-                                                               zip(*costs['old'])))
-    assert TINY or max(seconds, memory) <= 1.05
-    return f'{seconds:.3f} of its seconds, {memory:.3f} of its memory'
-
-
 if __name__ == '__main__':
     print(torch.cuda.get_device_name() if torch.cuda.is_available() else 'a CPU',
           torch.__version__, flush=True)
     failed = 0
     for question in (compiled_against_eager, a_growth, a_stop_and_a_resume,
-                     a_core_that_runs_r_times, memory_after_a_growth, a_step_over_efa0d22s):
+                     a_core_that_runs_r_times, memory_after_a_growth):
         began = time.monotonic()
         try:
             answer = question()
