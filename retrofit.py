@@ -170,6 +170,7 @@ def ramp(step, steps, top, share, curve='linear'):
     """The curricula, of mean_r and of backprop_depth: whole numbers that rise from 1 to `top` over
     a share of the steps."""
     require(curve in ('linear', '1-sqrt'), f'curriculum_shape={curve}: linear or 1-sqrt')
+    require(0 <= share <= 1, f'a curriculum over {share:g} of the steps: give a share, 0 to 1')
     risen = min(1, (step + 1) / max(1, share * steps))
     if curve == '1-sqrt':
         risen = 1 - math.sqrt(1 - risen)

@@ -277,6 +277,7 @@ REFUSED = [             # what its settings do not say would be trained, or it w
     (dict(optimizer='adamw', adamw_lr=1e-4), 'adamw_lr=0.0001 has no effect without muon'),
     (dict(curriculum=0.5), 'curriculum=0.5 has no effect without recurrence'),
     (dict(init_from='{cut}', loop='2x2'), 'are not for a recurrent core'),
+    (dict(init_from='{cut}', curriculum=25.0), 'a curriculum over 25 of the steps'),
     (dict(cooldown_data='nowhere'), 'there is no data in nowhere: see its config or prepare.py'),
     (dict(cooldown_data='{other}'), 'a model has one tokenizer, and these data'),
     (dict(optimizer=half), 'belongs in one group of one optimizer'),
