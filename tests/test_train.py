@@ -17,7 +17,7 @@ from nanodepth.common.options import read
 from nanodepth.grow import untie
 from nanodepth.model import LM, ModelConfig, Refused, unrolled
 from nanodepth.models.checkpoint import load_model
-from nanodepth.retrofit import Core, core_of, sample_recurrence
+from nanodepth.retrofit import Core, core_of, sample_recurrence, surgery
 from nanodepth.scoring.rows import data_scores
 from nanodepth.text.tokens import write_dataset
 from nanodepth.train import train
@@ -104,6 +104,7 @@ SLOWLY = dict(
                             steps=14),
     loops_and_cools=dict(n_layer=3, loop='1-1x2-1', cooldown_loop='1-1x3-1',
                          cooldown_data='{data}'),
+    cut=dict(init_from='{data}/../four', cut='1-2-1', recurrence=3, backprop_depth=2),
     core=dict(init_from='{cut}', recurrence=3, backprop_depth=2, curriculum=0.5, optimizer='adamw'))
 
 
@@ -115,6 +116,7 @@ def test_train_as_the_slow_form(name, config, placed, tiny, tmp_path):
     train(c)
     if c.init_from:
         model = load_model(c.init_from)
+        model = surgery(model, c.cut, r=c.recurrence) if c.cut else model
     else:
         torch.manual_seed(seed_for(c.seed, 'init'))
         model = LM(model_config(c, stages(c)[0].n_layer, 257))
