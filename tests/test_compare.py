@@ -125,8 +125,8 @@ def test_files_of_our_tables_have_their_arms():
     options = compare.read_options(['docs/results/compare_toy.py', '--seeds=4'])
     runs = compare.runs_of(options, 4)
     equal = ['baseline', 'baseline_isoflops']
-    others = 'baseline_isoflops', 'loop_2x4', 'standard_2', 'loop_1_2x3_1', 'standard_4'
-    assert len(runs) == 10 and compare.compared_with(options, runs) == dict(
+    others = 'baseline_isoflops', 'late', 'loop_2x4', 'standard_2', 'loop_1_2x3_1', 'standard_4'
+    assert len(runs) == 11 and compare.compared_with(options, runs) == dict(
         dict.fromkeys(others, equal[:1]), midas=equal, lidas=equal, retrofit=['retrofit_dense'],
         retrofit_dense=equal[:1])
 

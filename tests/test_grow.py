@@ -21,7 +21,7 @@ def test_growth_operators_of_the_papers():
     for operator, starts in ((midas, [0, 0, 4, 4, 8, 8, 12]), (lidas, [0, 2, 4, 6, 8, 10, 12])):
         for n, start in zip(range(4, 32, 4), starts):
             assert operator(n, 4) == [*range(start + 4), *range(start, n)]
-    assert lidas(6, 3) == [0, 1, 2, 3, 4, 2, 3, 4, 5]
+    assert lidas(6, 3) == [0, 1, 2, 3, 4, 2, 3, 4, 5] and midas(3, 1) == [0, 1, 1, 2]
     assert stack(4, 2) == [0, 1, 2, 3, 2, 3]
     assert double(3, 3) == [0, 1, 2, 0, 1, 2]
     for wrong in (lambda: lidas(4, 0), lambda: lidas(4, 5), lambda: midas(5, 2)):

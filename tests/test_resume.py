@@ -136,6 +136,8 @@ def test_resume_of_a_finished_run(config):
     with pytest.raises(Refused, match='holds a run with decay_steps=4 and not 0; steps=12 and not '
                        '6: choose another out_dir, with --branch_from='):
         train(config(steps=6, decay_steps=0))
+    with pytest.raises(Refused, match='is no multiple of 1 processes x grad_accum=3'):
+        train(config(grad_accum=3))
 
 
 def test_resume_notices_changed_data(config, data, placed, tmp_path):

@@ -1,7 +1,7 @@
-"""The toy's tables: ten models with eight seeds, what each is asked, and the probes of growing.
+"""The toy's tables: eleven models, what each is asked, and the probes of growing.
 
 nanodepth compare docs/results/compare_toy.py --seeds=4-7: 70 minutes a seed on one thread, in
-out/compare_toy. The rows of the first four seeds are those of docs/results/table.
+out/compare_toy. docs/results/page.csv has a line for each run and way of its rows.csv.
 """
 from nanodepth import probe
 from nanodepth.model import spans_in
@@ -22,6 +22,8 @@ arms = dict(
     lidas='config/lidas.py',
     # the baseline's own warm-up and cool-down
     baseline_isoflops='config/baseline.py --flops=lidas --warmup_steps=50 --decay_steps=120',
+    late='config/lidas.py --grow_block=4 --grow_alpha=-2 --steps=715 --warmup_steps=50 '
+         '--decay_steps=120',
     loop_2x4='config/loop_2x4.py',
     standard_2='config/baseline.py --n_layer=2',
     loop_1_2x3_1='config/loop_1_2x3_1.py',
