@@ -22,14 +22,14 @@ from nanodepth.commands import export
 from nanodepth.commands.train import open_parent
 from nanodepth.common.errors import Refused
 from nanodepth.common.whose import is_ours
-from nanodepth.model import Pass
+from nanodepth.model import ModelConfig, Pass
 from nanodepth.models import joined
 from nanodepth.models.authors import authors_surgery, parts_of
 from nanodepth.models.checkpoint import load_model, open_any
-from nanodepth.models.hf import load_hf, save_hf
+from nanodepth.models.hf import family_of, load_hf, save_hf
 from nanodepth.models.joined import save_joined
 from nanodepth.models.raven import save_authors
-from nanodepth.retrofit import Adapter, core_of, surgery
+from nanodepth.retrofit import Adapter, Core, core_of, surgery
 from nanodepth.text import primitives
 from nanodepth.text.tokenizer import (as_tokenizers, generation_of, get_tokenizer,
                                       start_of_document)
@@ -425,11 +425,17 @@ def test_name_in_a_config_json_is_a_span_or_refused(tiny, tmp_path):
     (save_authors, cut('add', qk_norm=True), 'their format has no .*qk_norm'),
     (save_authors, cut('add', head_dim=16), 'their format has no .*head_dim'),
     (save_authors, ours(order=[0, Window([1, 2]), 3]), 'holds one Core and no other'),
+    (save_authors, ours(order=[Window([0]), Core([1, 2]), 3], adapter=True), 'and no other Span'),
     (save_hf, ours(order=[0, Window([1, 2]), 3]), 'no family of transformers knows')])
 def test_format_refuses_what_it_cannot_hold(write, make, message, tiny, tmp_path):
     with pytest.raises(Refused, match=message):
         write(make(tiny, None)[1], tmp_path / 'x')
     assert not (tmp_path / 'x').exists()
+
+
+def test_family_of_a_scaled_model():
+    "LN-scaling goes into the norms, so a Llama's folder holds it."
+    assert family_of(ModelConfig(ln_scaling=True)) == family_of(ModelConfig()) == 'llama'
 
 
 def test_tokenizer_with_a_hole_in_its_ids_is_refused():
@@ -499,8 +505,9 @@ def parent(tmp_path, tiny):
     return str(tmp_path / 'in')
 
 
-def test_export_has_order_words_and_licence(parent, tmp_path):
+def test_export_has_order_words_and_licence(parent, tmp_path, capsys):
     nanodepth('export', [parent, str(tmp_path / 'out'), '--loop=1-2x2-1'])
+    assert 'opened again, its logits differ by at most 0;' in capsys.readouterr().out
     assert (tmp_path / 'out/LICENSE.txt').read_text() == 'Do as you like.'
     with safe_open(tmp_path / 'out/model.safetensors', 'pt') as file:
         assert file.metadata() == dict(format='pt', parent='in', order='0 1 2 1 2 3')

@@ -6,7 +6,7 @@ errors over the seeds; paired tests against every sign tried one by one.
 import json
 
 import pytest
-from helpers import SMALL, refused, save_run
+from helpers import SMALL, refused, save_run, table_of
 from docs.results.tables import read_rows
 
 from nanodepth.__main__ import main as nanodepth
@@ -99,6 +99,16 @@ def test_rows_of_others_are_not_written_over(tmp_path):
     with pytest.raises(Refused, match='no rows of ours: choose another --out'):
         tables.add_to_csv(path, [dict(run='a', mean=1.0)])
     assert path.read_text() == 'name,grade\nAda,1\n'
+
+
+def test_table_has_the_error_of_answers_or_of_seeds(capsys):
+    row = dict(way='as it is', measure='x', kind='share', error=0.1, n=9, chance=0.25, change=0.0,
+               change_error=0.0, p=None, layers=4, params=7, training_flops=1.0, data='d')
+    tables.print_tables([row | dict(run=f'{group}-{seed}', group=group, seed=seed, mean=mean)
+                         for group, seed, mean in (('a', 0, 0.5), ('b', 0, 0.25), ('b', 1, 0.75))])
+    assert table_of(capsys.readouterr().out, 'x, % of 9 (chance 25%)') == [
+        {'model': model, 'x, % of 9 (chance 25%)': f'50.0 ({error})'}       # and no more columns
+        for model, error in (('a', '10.0'), ('b', '25.0'))]
 
 
 def test_number_that_a_seed_lacks_has_no_mean():

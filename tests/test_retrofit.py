@@ -222,9 +222,10 @@ def test_cut_keeps_the_layers_it_says(options, layers, scaled, tiny, data, tmp_p
     assert (out / 'LICENSE').exists()
 
 
-def test_cut_as_the_authors_do(tiny, tmp_path):
+def test_cut_as_the_authors_do(tiny, tmp_path, capsys):
     base = save_run(tmp_path / 'base', tiny(vocab_size=257))
     nanodepth('cut', [base, '1-2-1', '--authors', f'--out={tmp_path / "theirs"}'])
+    assert '| core    | 1 2 ' in capsys.readouterr().out
     theirs = load_model(tmp_path / 'theirs')
     assert theirs.order[1].settings() == dict(r=4, backprop_depth=8, start='authors',
                                               state_std=None)

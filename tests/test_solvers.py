@@ -14,12 +14,12 @@ g_half = lambda x: x - 0.5 * x                  # by hand, every step below
 @pytest.mark.parametrize('solver, K, options, expected', [
     ('naive', 3, {}, 1 / 8),
     ('naive', 1, {}, 0.5),                      # one step of length 1 is the plain window
-    ('rk', 3, dict(beta=0.5), 0.5 * 0.5 + 0.5 * (5 / 6) ** 3),
+    ('rk', 3, {}, 0.5 * 0.5 + 0.5 * (5 / 6) ** 3),
     ('midpoint', 1, {}, 1 - 0.5 + 0.125),
     ('heun', 1, {}, 1 - 0.5 + 0.125),
     ('rk4', 1, {}, 1 - 0.5 + 1 / 8 - 1 / 48 + 1 / 384),
     ('midpoint', 2, {}, (1 - 0.25 + 1 / 32) ** 2),
-    ('heavy_ball', 2, dict(alpha=0.5), 0.75 * 0.75 + 0.3 * (0.75 - 1)),
+    ('heavy_ball', 2, {}, 0.75 * 0.75 + 0.3 * (0.75 - 1)),
     ('anderson', 2, dict(m=1), 0.0),             # one dimension: two evaluations know a linear map
     ('aitken', 2, {}, 0.5),         # the series ends at 0, and the safeguard at the plain window
     ('euler', 2, dict(T=2), 0.25),                      # two steps of length 1: naive
