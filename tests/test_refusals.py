@@ -25,7 +25,7 @@ REFUSALS = [
     (['evaluate', '{run}', '{run}/ckpt.pt', '--tasks=toy_copy', '--measures=', '--n=2', '--r=2'],
      'none of these models has a recurrent core'),
     (['evaluate', '{run}', '--tasks=arc_easy'], "Couldn't reach 'allenai/ai2_arc'"),
-    (['evaluate', '{run}', 'nowhere', '--tasks=toy_copy'], 'there is no checkpoint at nowhere'),
+    (['evaluate', '{run}', 'nowhere', '--tasks=toy_copy', '--shots=9'], 'no checkpoint at nowhere'),
     (['evaluate', '{run}', '--tasks=toy_copy', '--x=K', '--K=2'], 'draws over several values'),
     (['evaluate', '{run}', '--tasks=toy_copy', '--shots=9'], 'but the context'),
     (['evaluate', '{run}', '--tasks=toy_copy', '--against=other'], "--against='other' is not one"),
