@@ -28,32 +28,29 @@ def read_rows(path):
 def fill(hole):
     name, asked = hole[1].split(': ', 1)
     rows, columns, measure = read_rows(HERE / f'{name}.csv'), [], ''
-    words = ['plus', *re.split(' (minus|plus) ', asked.removeprefix('round '))]
-    for sign, term in zip(words[::2], words[1::2]):
+    for sign, term in zip((1, -1), asked.split(' minus ')):
         named, _, side = term.rpartition(' of ')
         measure, side = named or measure, [number(word) for word in side.split(' / ')]
-        factor = (100 if measure.endswith('right') else 1) * (-1 if sign == 'minus' else 1)
         keys = [key for key in rows[0] if key != 'seed'][:len(side)]
-        its = [(row['seed'], factor * row[measure]) for row in rows
-               if [row[key] for key in keys] == side and row[measure] != '']
-        assert 0 < len(its) == len(dict(its)), f'{term}: {len(its)} rows, of {len(dict(its))} seeds'
-        columns.append(dict(its))
-    seeds = set.intersection(*map(set, columns))
-    values = [sum(column[seed] for column in columns) for seed in sorted(seeds)]
-    digits = 0 if asked.startswith('round ') else 1 if measure.endswith('right') else 3
-    values = values[:1] if len(values) > 2 and len({*values}) == 1 else values
-    if len(values) < 3:                     # no interval
+        its = [row for row in rows if [row[key] for key in keys] == side and row[measure] != '']
+        columns.append({row['seed']: sign * row[measure] for row in its})
+        assert 0 < len(its) == len(columns[-1]), f'{term}: {len(its)} rows'
+    scale, digits = dict(right=(100, 1), followed=(1, 0)).get(measure.split()[-1], (1, 3))
+    seeds = sorted(set.intersection(*map(set, columns)))
+    values = [scale * sum(column[seed] for column in columns) for seed in seeds]
+    values = values if any(values) else [0]         # every seed's difference is 0
+    if len(values) < 3:                             # no interval
         return ', '.join(f'{value:.{digits}f}' for value in values)
     p, sign = p_of(values), '+' * (len(columns) > 1)
-    p = f'p={p:.2g}' if p >= 0.001 else 'p<0.001'
-    return f'{mean(values):{sign}.{digits}f}±{interval(values):.{digits}f}' + f' ({p})' * bool(sign)
+    said = f' (p={p:.2g})' if p >= 0.001 else ' (p<0.001)'
+    return f'{mean(values):{sign}.{digits}f}±{interval(values):.{digits}f}' + said * bool(sign)
 
 
 def bold(table):
     "Differences that are resolved: p is below 0.05 divided by the number of p in the table."
-    rule = re.compile(r'(\S+)( \(p[=<]([\d.e-]+)\))')
-    most = 0.05 / max(1, len(rule.findall(table)))
-    return rule.sub(lambda at: f'**{at[1]}**{at[2]}' if float(at[3]) < most else at[0], table)
+    each = re.compile(r'(\S+)( \(p[=<]([\d.e-]+)\))')
+    n = len(each.findall(table))
+    return each.sub(lambda at: f'**{at[1]}**{at[2]}' if float(at[3]) * n < 0.05 else at[0], table)
 
 
 def made(page):

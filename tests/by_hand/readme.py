@@ -29,7 +29,7 @@ def lines(text):
             found[block] = ''
         for line in block.splitlines() if kind == 'sh' else []:
             line, comment = (part.strip() for part in f'{line}  #'.split('  #')[:2])
-            is_setup = line.startswith(('git ', 'make ', 'pip', 'source', 'python3 -m venv',
+            is_setup = line.startswith(('#', 'git ', 'make ', 'pip', 'source', 'python3 -m venv',
                                         '.venv'))
             is_elsewhere = line.startswith('torchrun') or '(a network)' in comment
             if line and not is_setup and not is_elsewhere:
