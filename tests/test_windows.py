@@ -8,10 +8,11 @@ import copy
 import os
 from concurrent.futures import ThreadPoolExecutor
 
+import peft
 import pytest
 import torch
 import transformers
-from accelerate import hooks        # (lm-eval brings it)
+from accelerate import hooks
 from helpers import Times, restored
 from families import EAGER_ONLY, FAMILIES, MIXTURES, tiny as family
 from test_probe import no_gradients
@@ -414,7 +415,6 @@ def test_wrapped_gradient_checkpoints(name, reentrant):
 
 
 def test_wrapped_with_lora():
-    peft = pytest.importorskip('peft')
     model, t = family('llama'), tokens()
     model = peft.get_peft_model(model, peft.LoraConfig(target_modules=['q_proj', 'up_proj'], r=4,
                                                        init_lora_weights=False)).eval()
