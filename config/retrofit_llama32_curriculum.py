@@ -2,8 +2,7 @@
 
 As its authors' scripts have it, but for docs/FIGURES.md's last table; --curriculum=0, 0.0625 and
 0.25 are the others. First: nanodepth cut Llama-3.2-1B 2-4-2 --authors
---layers=0,1/10,11,12,13/14,15 --out=out/llama32_2-4-2. Not run
-here.
+--layers=0,1/10,11,12,13/14,15 --out=out/llama32_2-4-2. Not run here.
 """
 from retrofit_tinyllama import *  # noqa: F403
 
