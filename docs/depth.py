@@ -15,8 +15,8 @@ bw, and w7 in a third: each alias takes a layer, and one more reads the value. A
 chains.
 
 It takes a minute or two. Expect that three layers follow two aliases, and the loop and the grown
-model three. With layer 1 twice, untrained, the grown one follows four in 60% of the chains, and
-fewer with three. The retrofit follows r + 2 aliases with up to four runs, as it was trained to."""
+model three. With layer 1 twice, untrained, the grown one answers 61% with four, but with three 82%
+instead of 95%. The retrofit follows r + 2 aliases with up to four runs, as it was trained to."""
 import copy
 import torch
 from torch import nn
