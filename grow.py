@@ -19,7 +19,6 @@ Usage:
 import copy
 import dataclasses
 import functools
-import math
 import sys
 from typing import NamedTuple
 
@@ -33,7 +32,7 @@ from model import Refused, Span, require
 def midas(n_layer, block):
     "Repeat the middle one of n blocks: [B0 .. Bm, Bm, ..], m = ceil(n/2) - 1 (the paper's Eq. 2)."
     require(block >= 1 and n_layer % block == 0, f'{n_layer} layers are not blocks of {block}')
-    middle = math.ceil(n_layer // block / 2) - 1        # of two in the middle, the earlier one
+    middle = (n_layer // block - 1) // 2        # of two in the middle, the earlier one
     return repeat_block(range(n_layer), middle * block, block)
 
 

@@ -55,7 +55,7 @@ class Run:
     data: dict                  # Loaders: 'data', 'val' and perhaps 'cooldown_data'
     model: LM
     optimizers: list
-    wrapped: torch.nn.Module    # the model, or of several processes DDP around it
+    ddp: torch.nn.Module        # DDP around the model, or with one process the model itself
     totals: dict                # step, tokens, flops and seconds until now
     kept: dict                  # what each checkpoint says of the config, the data and the parent
     bar: tqdm
@@ -149,10 +149,10 @@ def backward(run, now, batch):
         if core := core_of(run.model):  # first states by a row's number: pieces change nothing
             core.generators = [generator_for(run.c.seed, f'state of row {n}', now.step, x.device)
                                for n in range(row, row + len(x))]
-        run.wrapped.require_backward_grad_sync = i == pieces - 1    # as DDP.no_sync() sets it
+        run.ddp.require_backward_grad_sync = i == pieces - 1        # as DDP.no_sync() sets it
         with run.machine.autocast():
             # the model's loss is a mean: times its targets it is a sum (0 where none counts)
-            share = run.wrapped(x, y) * (y != -1).sum() / n_targets.clamp(min=1)
+            share = run.ddp(x, y) * (y != -1).sum() / n_targets.clamp(min=1)
         (share * SIZE).backward()           # DDP divides gradients by the number of processes
         loss += share.detach()
         row += len(x)
@@ -191,13 +191,13 @@ def deepen(run, now):
     "To the next stage: each layer, and its optimizer's states, are copies of an earlier one's."
     if run.c.keep_stages:
         save_run(run, stays=True)
-    run.wrapped = None      # DDP and its gradients go with the old model
+    run.ddp = None          # DDP and its gradients go with the old model
     torch.manual_seed(seed_for(run.c.seed, 'growth', now.step))     # for `init`
     run.model = untie(run.model, now.grown_from, run.optimizers, run.c.init)
     run.optimizers = made_anew(run.optimizers, run.model, run.c)    # groups may be by depth
     gc.collect()            # the old model's memory: compiled Blocks are reference cycles
     torch.cuda.empty_cache()
-    run.wrapped = compile_and_distribute(run.machine, run.model)
+    run.ddp = compile_and_distribute(run.machine, run.model)
 
 
 def add_up(run, seconds, flops_per_token):
@@ -256,13 +256,13 @@ def save_run(run, stays=False):
 def report(run):
     "What a finished run leaves, and what to type next."
     out, flops = Path(run.c.out_dir), run.totals['flops']
-    # what it had cost with all layers from the start, and the same loop in the cool-down
-    of_decay = run.c.decay_steps / run.c.steps
-    plain, last = (run.model.flops_per_token(order, run.c.context)
-                   for order in ([*range(len(run.model.layers))], run.model.order))
-    full = run.totals['tokens'] * ((1 - of_decay) * plain + of_decay * last)
-    saving = f', {1 - flops / full:.1%} less than at full depth from the start'
-    saving = saving if run.c.grow else ''
+    saving = ''
+    if run.c.grow:      # beside all layers from the start, and the same loop in the cool-down
+        of_decay = run.c.decay_steps / run.c.steps
+        plain, last = (run.model.flops_per_token(order, run.c.context)
+                       for order in ([*range(len(run.model.layers))], run.model.order))
+        full = run.totals['tokens'] * ((1 - of_decay) * plain + of_decay * last)
+        saving = f', {1 - flops / full:.1%} less than at full depth from the start'
     if RANK == 0:
         with contextlib.suppress(ImportError):      # without matplotlib there is no picture
             draw({out.name: read_log(out / 'log.jsonl')}, out / 'loss.png')
@@ -286,8 +286,8 @@ def begin(asked, machine, open_parent):
         load_states(optimizers, past.optimizers, is_resumed)
     totals = dict(step=past.step, tokens=past.tokens, flops=past.flops, seconds=past.seconds)
     bar = tqdm(total=c.steps, initial=past.step, disable=RANK > 0 or not sys.stderr.isatty())
-    wrapped = compile_and_distribute(machine, model, c.order)
-    run = Run(c, machine, data, model, optimizers, wrapped, totals, kept, bar)
+    ddp = compile_and_distribute(machine, model, c.order)
+    run = Run(c, machine, data, model, optimizers, ddp, totals, kept, bar)
     # now, so that a bad metric fails before a folder is made
     measured = measure(run, c.metric) if c.metric or past.step == 0 else {}
     run.log = open_folder(Path(c.out_dir), kept['config'], data['data'].datasets, past)
@@ -314,7 +314,8 @@ def greet(run, asked, past):
     say(f'functions of the config: {", ".join(functions) or "none"}; from the model: '
         f'{", ".join(decided) or "none"}')
     if past.origin and past.origin != c.out_dir:
-        differ = differences(past.config, run.kept['config'], but=('out_dir', 'branch_from'))
+        alike = vars(run.model.config).keys() - {'n_layer', 'context'}
+        differ = differences(past.config, run.kept['config'], {'out_dir', 'branch_from', *alike})
         say(f'a branch of {past.origin} after step {past.step:,}, with {differ or "its settings"}')
 
 

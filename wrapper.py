@@ -115,23 +115,24 @@ def pick_window(window, n):
     """(a, b), both included, of n layers. A window is (3, 5) or '3-5'; 'mid4', the middle four, or
     None; or a share of the depth, such as 0.5: the four layers around it."""
     window = f'mid{min(4, n)}' if window is None else window
+    forms = f"window={window}: (3, 5) or '3-5', 'mid4', or a share from 0 to 1, such as 0.5"
     try:
         if isinstance(window, str) and window.startswith('mid'):
             size = int(window[3:])
-            a = n // 2 - size // 2
-            if (n, size) == (36, 4):
-                a = 15                  # the paper takes 15 to 18 of 36 layers, and not 16 to 19
+            # (of 36 layers the paper takes 15 to 18, and not 16 to 19)
+            a = 15 if (n, size) == (36, 4) else n // 2 - size // 2
             b = a + size - 1
         elif isinstance(window, str) and '-' in window:
             a, b = map(int, window.split('-'))
         elif isinstance(window, (str, float)):
+            require(0 <= float(window) <= 1, forms)
             middle = math.ceil(float(window) * n)           # two layers before it and two behind
-            a = max(0, min(middle - 2, n - 4)) if 0 <= float(window) <= 1 else -1
+            a = max(0, min(middle - 2, n - 4))
             b = min(a + 3, n - 1)
         else:
             a, b = map(operator.index, window)
-    except (TypeError, ValueError, OverflowError):
-        raise Refused(f"window={window}: (3, 5) or '3-5', 'mid4', or a share such as 0.5") from None
+    except (TypeError, ValueError):
+        raise Refused(forms) from None
     require(0 <= a <= b < n, f'window={window} is not within the layers 0 to {n - 1}')
     return a, b
 

@@ -141,10 +141,13 @@ def test_resume_of_a_finished_run(config):
 
 
 def test_resume_notices_changed_data(config, data, placed, tmp_path):
-    "Its tokens, or the shares of a mixture."
+    "Its tokens, or the shares of a mixture, but not that they are elsewhere."
     plain, mixed = config(), config('mixed', **placed(dict(data='{mixture}')))
-    train(plain)
-    train(mixed)
+    cooled = config('cooled', cooldown_data=str(data))
+    for c in (plain, mixed, cooled):
+        train(c)
+    moved = str(shutil.copytree(data, tmp_path / 'moved'))
+    assert train(config('cooled', data=moved, cooldown_data=moved)) == 0
     (tmp_path / 'mixture/mixture.json').write_text('{"a": 0.3, "b": 0.7}')
     write_dataset(data, 'val', 'bytes', np.arange(800) % 97)
     for c in (plain, mixed):
@@ -175,7 +178,9 @@ def test_branch_equals_a_run_from_the_start(name, config, placed, capsys):
     stop_at(2)
     capsys.readouterr()
     train(branch)
-    assert f'a branch of {trunk.out_dir} after step {at}, with ' in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f'a branch of {trunk.out_dir} after step {at}, with ' in said
+    assert 'ffn_dim=None' not in said           # what the model decides is no difference
     shutil.rmtree(trunk.out_dir)
     train(branch)
     train(whole)

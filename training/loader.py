@@ -8,7 +8,7 @@ may also be a mixture: its mixture.json is {a folder in it: its share of the row
 A *window* is `context` tokens of a dataset. *Rows* are numbered through the whole run, and each
 holds a window. An *epoch* of a dataset is over when each of its windows came once, in an order that
 is drawn for each epoch. Validation reads one epoch, of a mixture until one of its datasets ends.
-(In sequence, a few batches of the toy's would have no text: that stands at its end.)
+(In an order that is drawn, too, because the toy's text stands at the end of its files.)
 """
 import functools
 import json
@@ -43,7 +43,7 @@ def parts_of(folder):
 
 
 def make_toy_data(c):
-    "The toy's data takes seconds to make. Other data is the user's own decision."
+    "The toy's data takes half a minute to make. Other data is the user's own decision."
     is_used = 'data/toy' in folders_of(c.data) + folders_of(c.cooldown_data or [])
     if is_used and not (find('data/toy') / 'train.json').exists():
         script = Path(__file__).resolve().parents[1] / 'data/toy/prepare.py'    # and no other one
@@ -145,16 +145,17 @@ class Loader:
                 f'a context of {context} tokens, or whose share is below 1 in {PERIOD}')
         self.whose = draws(seed_for(seed, 'mixture')).permutation(whose)
         self.before = np.empty(PERIOD, int)
-        first_again = []                # the first row that reads a dataset a second time
         for d, n in enumerate(self.quota):
-            places = np.flatnonzero(self.whose == d)
-            self.before[places] = np.arange(n)
-            periods, rest = divmod(self.n_windows[d], n)
-            first_again.append(periods * PERIOD + places[rest])
-        self.n_rows = min(first_again).item()
+            self.before[self.whose == d] = np.arange(n)
+        self.n_rows = min(map(self.first_row_again, range(len(shares))))
         self.n_batches = -(-self.n_rows // batch_size)      # of validation: each row once
         kinds = [kind for each in self.datasets for kind in each.about['kinds']]
         self.kinds = [*dict.fromkeys(kinds)]    # of answers, numbered through all datasets
+
+    def first_row_again(self, d):
+        "The first row that reads dataset d a second time."
+        periods, rest = divmod(self.n_windows[d], self.quota[d])
+        return (periods * PERIOD + np.flatnonzero(self.whose == d)[rest]).item()
 
     def description(self):
         "What a checkpoint keeps of the data, to know it again."

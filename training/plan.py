@@ -68,7 +68,7 @@ class Config:
     curriculum_shape: Literal['linear', '1-sqrt'] = 'linear'
     backprop_curriculum: float = 0.0    # over this part of the steps backprop_depth rises from 1
     recompute: bool = False             # less memory: its runs are computed anew in the backward
-    # what is measured and kept; "every 0 steps" is never
+    # what is measured and kept; 0 is never, but the first and the last step are always measured
     eval_every: int = 25
     eval_batches: int = 12              # batches of validation data per evaluation; 0: all
     metric: Callable | None = None      # (model, val loader): {name: a mean over rows}, logged
@@ -92,14 +92,14 @@ class Config:
             require(not is_number or value >= least, f'{name}={value} is below {least}')
 
 
-# {a setting: settings that have no effect without it}. A config's own optimizer may read muon's.
+# {what is there: settings without effect if it is not}. Your own optimizer may read muon's.
 NEEDED_BY = dict(grow='init grow_block grow_from grow_alpha', muon='adamw_lr muon_scaling',
                  recurrence='curriculum curriculum_shape backprop_curriculum recompute')
 POSITIVE = set('steps batch_size context grad_accum n_layer n_embd n_head grow_block grow_from '
                'recurrence backprop_depth'.split())
 # What a resume may change: where files are, what is measured, kept and shown, and the machine.
-FREE = set('out_dir data device compile grad_accum recompute eval_every eval_batches metric '
-           'log_every save_every keep_every keep_stages wandb'.split())
+FREE = set('out_dir data cooldown_data device compile grad_accum recompute eval_every eval_batches '
+           'metric log_every save_every keep_every keep_stages wandb'.split())
 # The names in a line of the log. A metric has others.
 LOGGED = set('step tokens flops seconds loss grad_norm grown looped r backprop_depth tokens_per_s '
              'memory_gb mfu lr passes n_layer depth val_loss kinds'.split())

@@ -28,7 +28,7 @@ class Past:
     seconds: float = 0.0
     first_n_layer: int = 0          # how many layers its first model had
     inherited_flops: int = 0        # what the model of init_from had cost before
-    published: bool = False         # was that a model of others, of which nobody knows?
+    published: bool = False         # was that downloaded, so that nobody knows what it had cost?
     data: dict = field(default_factory=dict)        # descriptions of what its model has read
     config: dict = field(default_factory=dict)      # the settings, as files keep them
     optimizers: list = field(default_factory=list)  # their states
