@@ -361,7 +361,7 @@ def test_text_is_read_back_and_a_command_goes_on(name, tmp_path, monkeypatch, th
     text_script['main'](command)
     assert contents(out) == whole and first.stat().st_mtime_ns == before
     put(tmp_path / 'mine', {'z.jsonl': ['another']})
-    for more in ([], ['--chat']):
+    for more in ([], ['--column=others']):
         with pytest.raises(Refused, match='was begun with other files or settings'):
             text_script['main']([*command, *more])
 
@@ -370,15 +370,20 @@ def test_text_of_so_many_tokens(tmp_path, monkeypatch):
     "To the end of a document; what validates counts, too."
     assert [*map(number, ('7', '20k', '0.5M', '2B'))] == [7, 20_000, 500_000, 2 * 10**9]
     monkeypatch.setattr(tokens_file, 'PART', 32_000)
-    for name, n, longest in (('cut', 20_000, 2800), ('parts', 10_000, 20)):
-        out = tmp_path / f'{name}-out'
-        text_script['main']([put(tmp_path / name, FOLDERS[name][0]), f'--out={out}',
-                             f'--tokens={n // 1000}K', '--workers=1'])
-        size = sum(len(tokens) for split in ('train', 'val') for tokens in shards_of(out, split))
-        assert n <= size < n + longest
-    few = put(tmp_path / 'few', {'a.md': 'x'})
-    with pytest.raises(Refused, match='are too few'):
-        text_script['main']([few, f'--out={few}-out'])
+    out = tmp_path / 'out'
+    text_script['main']([put(tmp_path / 'cut', FOLDERS['cut'][0]), f'--out={out}', '--tokens=20K'])
+    size = sum(len(tokens) for split in ('train', 'val') for tokens in shards_of(out, split))
+    assert 20_000 <= size < 22_800
+    put(tmp_path / 'parts', FOLDERS['parts'][0])
+    put(tmp_path / 'few', {'a.md': 'x'})
+    (tmp_path / 'rows.jsonl').write_text(json.dumps(dict(messages=[dict(role='user')])))
+    for name, more, message in (('few', '--workers=1', 'are too few'),
+                                ('parts', '--tokens=10K', '--tokens is for one large file'),
+                                ('few', '--chat', '--chat is for rows'),
+                                ('rows.jsonl', '--column=messages', 'holds no text, but'),
+                                ('rows.jsonl', '--column=text', "no column 'text', but messages")):
+        with pytest.raises(Refused, match=message):
+            text_script['main']([str(tmp_path / name), more, f'--out={tmp_path / name}-{more}'])
 
 
 @pytest.mark.parametrize('read, row, text', [

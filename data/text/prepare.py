@@ -6,7 +6,6 @@ goes on when you repeat it. Datasets become a mixture by a mixture.json in the f
 which says their shares: {"notes": 0.9, "puzzles": 0.1}.
     python data/text/prepare.py notes --tokenizer=out/smollm2 --out=data/notes
 """
-import math
 import os
 import sys
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))    # a clone needs 
 from nanodepth.common.errors import refusals  # noqa: E402
 from nanodepth.common.options import read  # noqa: E402
 from nanodepth.model import require  # noqa: E402
-from nanodepth.text.tokens import How, files_in, make, number, parts_of  # noqa: E402
+from nanodepth.text.tokens import How, files_in, format_of, make, number, parts_of  # noqa: E402
 
 
 @dataclass(kw_only=True)
@@ -24,7 +23,7 @@ class Options:
     files: list[str]      # .jsonl, .parquet, anything else as plain text; or folders
     tokenizer: str = 'bytes'        # bytes, gpt2, a checkpoint, a tokenizer.json
     column: str = 'text'            # where .jsonl and .parquet have the text
-    tokens: str | None = None       # stop after so many, such as 70M; None: all of the files
+    tokens: str | None = None       # of one file: stop after so many, such as 70M; None: all of it
     chat: bool = False              # remove role tags, leave out what reasoning models wrote
     workers: int = os.cpu_count()   # processes for much text; they do not change the result
     out: Path                       # the folder to write
@@ -36,10 +35,14 @@ def main(argv=None):
              for file in (files_in(path) if path.is_dir() else [path])]
     require(files, f'there is no text in {", ".join(args.files)}')
     parts = parts_of(files)
+    require(not args.tokens or len(parts) == 1, '--tokens is for one large file, or 64 MB of small '
+            f'ones: give fewer files ({len(parts)} such parts are here)')
+    require(not args.chat or all(map(format_of, files)),
+            '--chat is for rows of .jsonl and .parquet, and here is plain text')
     how = How(args.tokenizer, ', '.join(args.files), 'chat' if args.chat else 'text', args.column,
               special=True, most=number(args.tokens) if args.tokens else None,
               val_every=200 if len(parts) > 1 else None)
-    make(args.out, parts, how, min(len(parts), args.workers), how.most or math.inf)
+    make(args.out, parts, how, min(len(parts), args.workers))
 
 
 if __name__ == '__main__':

@@ -66,6 +66,8 @@ REASONERS = re.compile(r'\bR1\b|deepseek[-_ ]?r1|\bQwQ\b|reasoning:?\s*on', re.I
 
 def text_of(row, column):
     require(column in row, f'there is no column {column!r}, but {", ".join(row)}')
+    require(isinstance(row[column], str | None), f'the column {column!r} holds no text, but '
+            f'{row[column]!r:.60}')
     return row[column]
 
 
@@ -232,7 +234,6 @@ def make(folder, parts, how, workers=1, budget=math.inf):
             'or choose another --out')
     replace(path, plan.encode())
     made, n, numbered = [], 0, enumerate(parts)
-    counted = ['train', 'val'] if how.most else ['train']       # `most` is of both
     write = functools.partial(write_part, folder, how)
     with (ProcessPoolExecutor(workers, get_context('spawn')) as pool,
           tqdm(desc=folder.name, total=budget, unit='token', unit_scale=True) as bar):
@@ -241,7 +242,7 @@ def make(folder, parts, how, workers=1, budget=math.inf):
             for part in run(write, *zip(*some)):
                 if n < budget:          # else more were begun than were still needed
                     made.append(part)
-                    n += sum(part[split]['tokens'] for split in counted)
+                    n += part['train']['tokens']
                     bar.update(n - bar.n)
     counts = {split: sum(part[split]['documents'] for part in made) for split in ('train', 'val')}
     require(all(counts.values()), f'{folder}: {counts} documents are too few (a row is one, and a '
