@@ -134,7 +134,7 @@ def growths(grow, start, end, block):
     GROWTH, or a function of your own like those."""
     operator = GROWTH[grow] if isinstance(grow, str) else grow
     name = getattr(grow, '__name__', grow)
-    require(1 <= start <= end and block >= 1,
+    require(1 <= start < end and block >= 1,
             f'{name} cannot grow from {start} layers to {end} in blocks of {block}')
     orders, depths = [], [start]
     while depths[-1] < end:

@@ -129,8 +129,8 @@ def recurrent(tiny, tmp_path):
 
 @pytest.fixture
 def placed(data, recurrent, tiny, tmp_path):
-    """placed(settings): those in which {data}, {mixture}, {other} (of another tokenizer), {cut} and
-    {looped} are folders."""
+    """placed(settings): those in which {data}, {mixture}, {other} (of another tokenizer), {cut},
+    {looped} and {scaled} are folders."""
     for name, n in (('a', 2000), ('b', 900)):
         write_noise(tmp_path / 'mixture' / name, [name], n)
     (tmp_path / 'mixture/mixture.json').write_text('{"a": 0.7, "b": 0.3}')
@@ -139,7 +139,8 @@ def placed(data, recurrent, tiny, tmp_path):
         path.write_text(path.read_text().replace('"fingerprint": "', '"fingerprint": "other'))
     looped = tiny(vocab_size=257, n_layer=2, order=[0, 1, 0, 1])
     places = {name: tmp_path / name for name in ('data', 'mixture', 'other')} | dict(
-        cut=recurrent['init_from'], looped=save_run(tmp_path / 'looped', looped))
+        cut=recurrent['init_from'], looped=save_run(tmp_path / 'looped', looped),
+        scaled=save_run(tmp_path / 'scaled', tiny(vocab_size=257, ln_scaling=True)))
 
     def fill(value):
         if isinstance(value, list):

@@ -79,6 +79,8 @@ def new(c, data, open_parent):
         model, parent = LM(model_config(c, stages(c)[0].n_layer, n_vocab)), {}
     if c.cut:
         require(not core_of(model), f'{c.init_from} has a core already: --cut=none')
+        require(not (c.init_from and model.config.ln_scaling), 'LN-scaling would give layers the '
+                f'scale of another depth: nanodepth cut {c.init_from} {c.cut} keeps it')
         model = surgery(model, c.cut)
     past = Past(first_n_layer=len(model.layers), published=parent.get('published', False),
                 inherited_flops=parent.get('flops', 0) + parent.get('inherited_flops', 0),
