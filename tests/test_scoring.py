@@ -428,10 +428,12 @@ def test_extend_writes_a_span_a_solver_and_a_measure(tiny, data, tmp_path, monke
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(MEASURES, 'rank', None)         # it goes after this test
     monkeypatch.setitem(SOLVERS, 'norm_stab', None)
-    for argv in (['train', str(tmp_path / 'again.py'), '--warmup_steps=1', '--decay_steps=1'],
+    for argv in (['train', str(tmp_path / 'again.py'), '--warmup_steps=1', '--decay_steps=1',
+                  '--device=cpu'],
                  ['evaluate', str(tmp_path / 'run'), '--measures=loss,rank', '--window=0-0',
-                  '--solver=norm_stab', '--K=2', f'--out={tmp_path / "e.csv"}']):
-        monkeypatch.setattr(sys, 'argv', [str(mine), *argv, '--device=cpu'])
+                  '--solver=norm_stab', '--K=2', f'--out={tmp_path / "e.csv"}', '--device=cpu'],
+                 ['export', str(tmp_path / 'run'), str(tmp_path / 'hf')]):
+        monkeypatch.setattr(sys, 'argv', [str(mine), *argv])
         runpy.run_path(str(mine), run_name='__main__')
     rows = {(row['way'], row['measure']): row for row in read_rows(tmp_path / 'e.csv')}
     model, val = checkpoint.load_model(tmp_path / 'run'), Loader(data, 4, 16, 'val')

@@ -45,15 +45,20 @@ def where(kind):
 
 
 def alone(file):
-    "A file without its imports of the book and what it does as a script."
-    text = file.read_text(encoding='utf-8')
+    """A file without its imports of ours, what it does as a script, and what it writes into a table
+    of ours that is not among PARTS, such as MEASURES."""
+    text, absent = file.read_text(encoding='utf-8'), set()
     lines = text.splitlines()
     for node in ast.parse(text).body:
         names = ([each.name for each in node.names] if isinstance(node, ast.Import) else
                  [node.module] if isinstance(node, ast.ImportFrom) else [])
         ours = {name.partition('.')[0] for name in names} & {'nanodepth', *nanodepth.BOOK}
+        if ours and not {name.removeprefix('nanodepth.') for name in names} & {*PARTS}:
+            absent |= {each.asname or each.name for each in node.names}
         is_script = isinstance(node, ast.If) and '__name__' in ast.unparse(node.test)
-        if ours or is_script:
+        is_entry = isinstance(node, ast.Assign) and absent & {
+            each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+        if ours or is_script or is_entry:
             lines[node.lineno - 1:node.end_lineno] = [None] * (node.end_lineno - node.lineno + 1)
     return '\n'.join(line for line in lines if line is not None)
 
