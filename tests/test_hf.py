@@ -30,6 +30,7 @@ from nanodepth.models.hf import family_of, load_hf, save_hf
 from nanodepth.models.joined import save_joined
 from nanodepth.models.raven import save_authors
 from nanodepth.retrofit import Adapter, Core, core_of, surgery
+from nanodepth.scoring import harness
 from nanodepth.text import primitives
 from nanodepth.text.tokenizer import (as_tokenizers, generation_of, get_tokenizer,
                                       start_of_document)
@@ -443,7 +444,7 @@ def test_tokenizer_with_a_hole_in_its_ids_is_refused():
         of_merges(special=300)
 
 
-def test_strangers_code_is_never_run(tmp_path, monkeypatch, tiny, capsys):
+def test_strangers_code_is_never_run(tmp_path, monkeypatch, tiny, capsys, manager):
     "Whoever answers y to transformers' question would run it."
     monkeypatch.setattr(builtins, 'input', lambda *_: 'y')
     code = f'open({str(tmp_path / "RAN")!r}, "w")\nclass X: pass\n'
@@ -457,8 +458,11 @@ def test_strangers_code_is_never_run(tmp_path, monkeypatch, tiny, capsys):
     (tmp_path / 'chat/evil.py').write_text(code)
     edit(tmp_path / 'chat/tokenizer_config.json', tokenizer_class='X',
          auto_map=dict(AutoTokenizer=['evil.X', None]))
-    refused(capsys, 'evaluate', tmp_path / 'chat', '--tasks=svamp', '--chat', '--limit=2',
-            '--device=cpu')
+    monkeypatch.setattr(harness, 'TaskManager', lambda **_: manager)
+    harness.find.cache_clear()
+    assert 'transformers does not open it' in refused(
+        capsys, 'evaluate', tmp_path / 'chat', '--tasks=local_choice', '--chat', '--limit=2',
+        '--measures=', '--device=cpu')
     assert not (tmp_path / 'RAN').exists()
 
 

@@ -23,6 +23,7 @@ from nanodepth import ROOT
 from nanodepth.common.errors import nearest, refusing, say
 from nanodepth.common.whose import is_ours
 from nanodepth.model import Refused, require
+from nanodepth.models.hf import not_opened
 from nanodepth.report.contrasts import mean
 from nanodepth.report.tables import Score
 from nanodepth.scoring.likelihoods import likelihoods
@@ -80,7 +81,7 @@ class Ours(OptionsTogether, TemplateLM):
             self.begin, self.end = marks_of(self.path, self.words)
         self.starts = getattr(self.words, 'starts', [self.end])
         if subject.asked.chat:
-            self.tokenizer = AutoTokenizer.from_pretrained(self.path)
+            self.tokenizer = tokenizer_of(self.path)
             require(self.tokenizer.chat_template, f'{self.path} has no chat template: leave --chat')
 
     eot_token_id = property(lambda self: self.end)
@@ -129,6 +130,11 @@ class Ours(OptionsTogether, TemplateLM):
         return said
 
 
+def tokenizer_of(path):
+    with not_opened(path):
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+
+
 @functools.cache
 def find(names, shots=None):
     "(lm-eval's tasks and groups of some names and lists, the manager that knows them, the names)"
@@ -161,7 +167,7 @@ def lm_scores(subject):
     if is_ours(subject.model):
         lm = Ours(subject)
     else:
-        words = AutoTokenizer.from_pretrained(subject.path)
+        words = tokenizer_of(subject.path)
         lm = Theirs(subject.model, tokenizer=words, max_length=asked.max_length)
         lm.answer = subject.answer
     with refusing(AssertionError):
