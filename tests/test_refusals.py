@@ -28,6 +28,8 @@ REFUSALS = [
     (['evaluate', '{run}', 'nowhere', '--tasks=toy_copy', '--shots=9'], 'no checkpoint at nowhere'),
     (['evaluate', '{run}', '--tasks=toy_copy', '--x=K', '--K=2'], 'draws over several values'),
     (['evaluate', '{run}', '--tasks=toy_copy', '--shots=9'], 'but the context'),
+    (['evaluate', 'nowhere', '--shots=0,2', '--x=shots'], '--x=shots is for --tasks'),
+    (['cut', '{run}', '--untie', '--dense'], 'or --untie alone'),
     (['evaluate', '{run}', '--tasks=toy_copy', '--against=other'], "--against='other' is not one"),
     (['evaluate', 'HuggingFaceTB/SmolLM-135M', '--tasks=toy_copy'], 'hub did not give it'),
     ([*COMPARE, '--seed=3'], 'settings of a run: write them into an arm, in quotes'),

@@ -13,7 +13,7 @@ from nanodepth.common.errors import Refused
 from nanodepth.model import LM, ModelConfig, Pass
 from nanodepth.models.authors import AuthorsCore, authors_surgery, flops_paper, parts_of
 from nanodepth.models.checkpoint import load_model
-from nanodepth.retrofit import Core, core_of, ramp, sample_recurrence, surgery
+from nanodepth.retrofit import Add, Core, core_of, ramp, sample_recurrence, surgery
 from nanodepth.text.tokenizer import get_tokenizer
 from nanodepth.train import train
 from nanodepth.training.plan import generator_for
@@ -231,6 +231,9 @@ def test_cut_as_the_authors_do(tiny, tmp_path, capsys):
                                               state_std=None)
     assert not theirs.config.tie_embeddings and theirs.head.weight is not theirs.embed.weight
     assert 0.9 / 8 < theirs.adapter.weight.abs().max() <= 1 / 8     # as torch begins it: width 32
+    nanodepth('cut', [base, '1-2-1', '--authors', '--inject=add', f'--out={tmp_path / "sum"}'])
+    added = load_model(tmp_path / 'sum')
+    assert type(added.adapter) is Add and added.order[1].settings()['start'] == 'authors'
 
 
 def test_core_refuses_what_it_cannot_do(tiny, tokens):

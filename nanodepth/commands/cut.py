@@ -16,7 +16,7 @@ from nanodepth.common.options import read
 from nanodepth.common.whose import copy_licence
 from nanodepth.grow import untie
 from nanodepth.model import require, spans_in
-from nanodepth.models.authors import AuthorsCore, authors_surgery, flops_paper
+from nanodepth.models.authors import authors_surgery, flops_paper
 from nanodepth.models.checkpoint import cost_of, data_of, open_path, spent_on
 from nanodepth.models.hf import fold_scales
 from nanodepth.report.tables import columns
@@ -33,7 +33,7 @@ class Options:
     untie: bool = False         # instead: of a looped run, give each of its layers its own weights
     layers: str = ''            # which ones are kept, such as 0,1/16,17,18,19/20,21
     dense: bool = False         # write the kept layers as an ordinary model: the pruned partner
-    inject: Literal['identity', 'add'] = 'identity'     # how e is mixed into the state
+    inject: Literal['identity', 'add'] | None = None    # how e is mixed into the state (identity)
     authors: bool = False       # as the authors begin: adapter, first states, a head of its own
     seed: int = 0               # of the authors' adapter
     out: Path | None = None     # the folder to write; None: out/NAME_SHAPE or out/NAME_untied
@@ -67,9 +67,9 @@ def operate(options, parent):
         parent.head.weight = torch.nn.Parameter(parent.head.weight.detach().clone())
         parent.config.tie_embeddings = False
         torch.manual_seed(seed_for(options.seed, 'retrofit'))
-        model = authors_surgery(parent, parts, kind=AuthorsCore, start='authors')
+        model = authors_surgery(parent, parts, options.inject or 'authors', start='authors')
     else:
-        model = surgery(parent, parts, options.inject)
+        model = surgery(parent, parts, options.inject or 'identity')
     if options.dense:
         return untie(parent, sum(parts, []))
     share = flops_paper(model, 4) / (6 * layer * len(parent.layers))
@@ -80,7 +80,9 @@ def operate(options, parent):
 
 def main(argv=None):
     options = read(Options, argv, ['run', 'shape'])
-    require(options.untie != bool(options.shape), 'give a shape, such as 2-4-2, or --untie')
+    of_shape = options.layers, options.dense, options.inject, options.authors
+    require(options.untie != bool(options.shape) and not (options.untie and any(of_shape)),
+            'give a shape, such as 2-4-2, or --untie alone')
     name = f'{Path(options.run).absolute().name}_{options.shape or "untied"}'
     target = options.out or Path('out') / name
     with new_folder(target) as folder:

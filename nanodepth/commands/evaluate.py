@@ -55,6 +55,7 @@ def main(argv=None):
     ways, paths = ways_of(options), named_models(options.models)
     require(not options.x or len(getattr(options, options.x) or ()) > 1,
             f'--x={options.x} draws over several values: give --{options.x}=1,2,4')
+    require(options.x != 'shots' or options.tasks, '--x=shots is for --tasks')
     groups = [names_of(name)['group'] for name in paths]
     for name in options.against:
         check_choice('--against', name, groups)
@@ -65,7 +66,8 @@ def main(argv=None):
         first = first or subject
         data = [described(each.val) if each.val else 'no data' for each in (first, subject)]
         require(data[0] == data[1], f'{first.path} is measured on {data[0]}, and {path} on '
-                f'{data[1]}: give --data, so that both answer the same, or --measures=')
+                f'{data[1]}: give --data, so that both answer the same, name them the other way '
+                'round, or --measures=')
         # beside a recurrent model, an ordinary one is a row to compare with
         plain_only = options.r and len(paths) > 1 and not core_of(subject.model)
         for of_way in ask(subject, ways[:1] if plain_only else ways, **names_of(name)):
