@@ -14,7 +14,7 @@ from nanodepth.common.errors import Refused
 from nanodepth.models.checkpoint import load_model
 from nanodepth.report import logs, plot, tables
 from nanodepth.report.logs import log_of
-from nanodepth.report.contrasts import interval, p_of, p_value, verdict
+from nanodepth.report.contrasts import interval, p_beyond, p_of, p_value, verdict
 from nanodepth.train import train
 from nanodepth.training.plan import Config
 
@@ -132,5 +132,6 @@ def test_paired_tests_by_hand():
         assert p_value(changes) == pytest.approx(stats.ttest_1samp(changes, 0).pvalue, rel=1e-6)
         low, high = stats.t.interval(0.95, len(changes) - 1, 0, stats.sem(changes))
         assert interval(changes) == pytest.approx(high, rel=1e-6)
+    assert p_beyond(2.5, 90_000) == pytest.approx(2 * stats.t.sf(2.5, 90_000), rel=1e-6)
     assert (interval([0.1, 0.1]), p_of([0.1, 0.1])) == (None, None)     # equal: nothing is known
     assert verdict([-0.1, -0.11, -0.12]) == 'lower' and verdict([0.1]) == 'not resolved (1 seed)'

@@ -56,7 +56,9 @@ def p_beyond(t, degrees):
     """How much of Student's t with so many degrees of freedom lies beyond -t and t. At t =
     sqrt(degrees) / tan(u) its density is in proportion to sin(u) to the power degrees - 1, which
     Simpson's rule adds up from u = 0, where t is infinite."""
-    def area(end, n=1000):
+    n = 2 * round(500 + 50 * math.sqrt(degrees))        # (the more degrees, the narrower it is)
+
+    def area(end):
         heights = [math.sin(end * i / n) ** (degrees - 1) for i in range(n + 1)]
         inner = 4 * sum(heights[1:-1:2]) + 2 * sum(heights[2:-1:2])
         return end / n / 3 * (heights[0] + inner + heights[-1])
