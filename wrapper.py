@@ -119,8 +119,7 @@ def pick_window(window, n):
     try:
         if isinstance(window, str) and window.startswith('mid'):
             size = int(window[3:])
-            # (of 36 layers the paper takes 15 to 18, and not 16 to 19)
-            a = 15 if (n, size) == (36, 4) else n // 2 - size // 2
+            a = 15 if (n, size) == (36, 4) else n // 2 - size // 2      # (15 to 18 in the paper)
             b = a + size - 1
         elif isinstance(window, str) and '-' in window:
             a, b = map(int, window.split('-'))
