@@ -217,7 +217,7 @@ class Span:
     """An order within an order: an item that holds items of its own, and runs them `times` times.
 
     A class of your own may set `times`, or write __call__, and unrolled if its depth is another.
-    Keep each argument of __init__ under its own name: settings() finds it there for a checkpoint.
+    Keep each argument of __init__ under its own name, or write settings, which a checkpoint needs.
     """
     times = 1
 

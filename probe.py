@@ -1,8 +1,8 @@
 """See which layers a model uses: depth scores, interventions, norms, weight similarity, orders.
 
 The idea: take a layer's contribution away, or put layers in another order, and look at what
-changes. A `tap` sees and changes each sublayer's update, an order says which layers run: each probe
-is a few lines on top of these two.
+changes. A `tap` sees and changes each sublayer's update, an order says which layers run: the probes
+stand on these two.
 
 Papers: "Do Depth-Grown Models Overcome the Curse of Depth?", section 4 and appendix B; "From
 Growing to Looping", section 4.1 and appendix E (after Csordas et al.).

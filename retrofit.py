@@ -75,7 +75,7 @@ class Core(Span):
         B, T, C = e.shape
         if self.generators:
             s = torch.stack([self.noise((T, C), each) for each in self.generators])
-        else:                   # blocks of 64 places, each by a seed of its own
+        else:       # blocks of 64 places with a seed each: what stands before `start` is not drawn
             blocks = range(run.start // 64, (run.start + T - 1) // 64 + 1)
             s = torch.cat([self.noise((64, C), torch.Generator().manual_seed(i)) for i in blocks])
             s = s[run.start % 64:][:T]                                          # (T, C)
@@ -85,7 +85,7 @@ class Core(Span):
         return torch.randn(shape, generator=generator, device=generator.device)
 
     def std(self, width):
-        return math.sqrt(2 / (5 * width))               # (the authors')
+        return math.sqrt(2 / (5 * width))               # as in the authors' code
 
     def unrolled(self):
         return unrolled(self.items) * self.r
