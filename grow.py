@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 
 from loop import repeat_block
-from model import Refused, Span, require
+from model import Refused, Span, require, spans_in
 
 # -------------------------------------------------------------------------------- operators: orders
 
@@ -65,10 +65,10 @@ def untie(model, order, optimizer=None, init=None):
     init        init(new_layer, old_layer) is called for the second and each later copy of a layer,
                 and may change it. The first copy stays exact
     """
-    model.check(order)
+    order = model.prepared(order)
     new_order, sources = numbered_anew(order)   # new layer i is a copy of the old layer sources[i]
-    memo = {id(model.layers): None}             # so deepcopy takes None for them, to save memory
-    new = copy.deepcopy(model, memo)
+    # deepcopy puts None where the layers and the order are, to save memory
+    new = copy.deepcopy(model, {id(model.layers): None, id(model.order): None})
     new.layers = torch.nn.ModuleList(copy.deepcopy(model.layers[i]) for i in sources)
     new.config = dataclasses.replace(model.config, n_layer=len(sources))
     new.order = new_order
@@ -78,18 +78,19 @@ def untie(model, order, optimizer=None, init=None):
                 if place > sources.index(i):
                     init(new.layers[place], model.layers[i])
     if optimizer is not None:
+        parents = [*(model.layers[i] for i in sources), *spans_in(order)]
         for each in optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]:
-            hand_over(each, model, new, sources)
+            hand_over(each, model, new, parents)
     return new
 
 
 def numbered_anew(order, first=0):
     """The order with its layers numbered from `first` on, and their old numbers: [3, 3, 8] gives
-    [0, 1, 2] and [3, 3, 8]. A Span, such as surgery's Core, keeps its kind and gets other items."""
+    [0, 1, 2] and [3, 3, 8]. A Span, such as surgery's Core, is copied and gets other items."""
     new_order, sources = [], []
     for item in order:
         if isinstance(item, Span):
-            span = copy.copy(item)
+            span = copy.deepcopy(item)
             span.items, within = numbered_anew(item.items, first + len(sources))
             new_order.append(span)
             sources += within
@@ -99,14 +100,13 @@ def numbered_anew(order, first=0):
     return new_order, sources
 
 
-def hand_over(optimizer, model, new, sources):
-    """The optimizer of `model` becomes that of `new`, whose layer i is a copy of sources[i]: it
-    points at the new parameters, and their states are copies of the old ones."""
+def hand_over(optimizer, model, new, parents):
+    """The optimizer of `model` becomes that of `new`, whose layers and Spans are copies of parents:
+    it points at the new parameters, and their states are copies of the old ones."""
     old = dict(model.named_parameters())
-    copied_from = {p: old[name] for name, p in new.named_parameters()
-                   if not name.startswith('layers.')}           # {new parameter: the old one}
-    for layer, i in zip(new.layers, sources):
-        copied_from.update(zip(layer.parameters(), model.layers[i].parameters()))
+    copied_from = {p: old.get(name) for name, p in new.named_parameters()}  # {new: old parameter}
+    for part, source in zip([*new.layers, *spans_in(new.order)], parents):
+        copied_from.update(zip(part.parameters(), source.parameters()))
     for group in optimizer.param_groups:
         before = set(group['params'])
         # In the order of the model, as a new optimizer has it: a checkpoint finds states by place.

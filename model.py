@@ -16,6 +16,7 @@ Usage:
     model.order = [0, 1, 2, 3, 2, 3]                            # from now on
 """
 import functools
+import inspect
 import math
 from dataclasses import dataclass
 
@@ -154,10 +155,14 @@ class Pass:
             another stream each time. LM.hidden notes under 'order' which order filled it
     tap     tap(depth, part, x, update), where part is 'attn' or 'mlp', sees what is added to the
             stream x, and returns what is added instead
+    notes   a dict in which a Span leaves what a loss of your own reads, such as the stream after
+            each iteration
     """
 
-    def __init__(self, model, n_tokens, cache=None, tap=None):
+    def __init__(self, model, n_tokens, cache=None, tap=None, notes=None):
         self.model, self.cache, self.tap = model, cache, tap
+        self.layers = model.layers          # what runs as layer i: a Span may exchange it
+        self.notes = {} if notes is None else notes
         self.depth = 0                      # where the next layer stands
         self.start = seen(cache)            # the place of the first token in its text
         # A Window runs a layer several times at one depth, and each time it sees this past. With
@@ -192,7 +197,7 @@ class Pass:
             with_past = functools.partial(self.with_past, (self.depth, i))
         if self.tap is not None:
             tap = functools.partial(self.tap, self.depth)
-        x = self.model.layers[i](x, self.rope, scale, with_past, tap)
+        x = self.layers[i](x, self.rope, scale, with_past, tap)
         self.depth += 1
         return x
 
@@ -213,33 +218,56 @@ def seen(cache):
     return cache[places[0]][0].shape[2] if places else 0
 
 
-class Span:
-    """An order within an order: an item that holds items of its own, and runs them `times` times.
+class Span(nn.Module):
+    """An order within an order: an item that holds items itself, and runs them `times` times.
 
-    A class of your own may set `times`, or write __call__, and unrolled if its depth is another.
-    Keep each argument of __init__ under its own name, or write settings, which a checkpoint needs.
+    A subclass may set `times`, or override forward. It may also have weights. make_weights makes
+    them when the Span first gets into a model's order, because only then is the width known. While
+    the Span is in the model's order, its weights are the model's.
+
+    Keep each argument of __init__ as an attribute of the same name, because a checkpoint stores
+    these arguments to make the Span again. If forward does not run the items `times` times,
+    override unrolled and flops. docs/EXTEND.md has examples.
     """
     times = 1
+    has_made_weights = False
 
     def __init__(self, items, times=None):
+        super().__init__()
         self.items = list(items)
         if times is not None:
             self.times = times
 
-    def __call__(self, run, x):
-        "The stream (B, T, C) after it. run is a Pass, and run(x, items) is x after some items."
+    def make_weights(self, model):
+        "Make the Span's Parameters and Modules, if it has any. The model calls this once."
+
+    def muon_weights(self):
+        "Return the matrices that Muon may train. AdamW trains all other weights of the Span."
+        return []
+
+    def forward(self, run, x):
+        """Return the stream (B, T, C) after the Span. run is a Pass: run(x, items) is the stream
+        after some items, run.layers are the layers, and run.notes is a dict for the loss."""
         return run(x, self.items * self.times)
 
     def unrolled(self):
-        "The numbers of its layers, one for each depth that it takes."
+        "Return the numbers of the layers that run, one for each depth that the Span takes."
         return unrolled(self.items) * self.times
 
     def flops(self, model, context):
-        return model.flops_of(self.items, context) * self.times
+        "Return the training FLOPs of one token. Each nn.Linear of the Span counts once."
+        return model.flops_of(self.items, context) * self.times + self.flops_of_linears()
+
+    def flops_of_linears(self):
+        linears = [module for module in self.modules() if isinstance(module, nn.Linear)]
+        return 6 * sum(linear.weight.numel() for linear in linears)
 
     def settings(self):
-        "type(self)(items, **settings) is this span again."
-        return {name: value for name, value in vars(self).items() if name != 'items'}
+        "Return the arguments with which type(self)(items, **settings) makes this Span again."
+        names = [name for name in inspect.signature(type(self)).parameters if name != 'items']
+        # `times` may be an attribute of the class, which then needs no storing
+        return {name: getattr(self, name) for name in names
+                if name in vars(self) or not hasattr(type(self), name)}
 
     def __repr__(self):
         return f'{type(self).__name__}({self.items}, {self.settings()})'
@@ -266,10 +294,8 @@ class LM(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.config = config
-        self.order = list(range(config.n_layer))        # what runs: yours to set
         self.embed = nn.Embedding(config.vocab_size, config.n_embd)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.n_layer))
-        self.adapter = None             # retrofit.py sets it: a Core is no Module with weights
         self.norm = nn.RMSNorm(config.n_embd, config.norm_eps)
         self.head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_embeddings:
@@ -285,30 +311,80 @@ class LM(nn.Module):
         if not config.tie_embeddings:
             # at 0.02, Adam's first steps would be as large as the embedding itself
             nn.init.normal_(self.embed.weight, std=1.0)
+        self.spans = nn.ModuleList()
+        self.order = range(config.n_layer)      # what runs: assign another list at any time
+
+    @property
+    def order(self):
+        return self._order
+
+    @order.setter
+    def order(self, order):
+        """Set what the model runs. The Spans that have weights become submodules: spans.0 is the
+        first of them, spans.1 the second, in the order in which spans_in lists them."""
+        self._order = self.prepared(order)
+        with_weights = [span for span in spans_in(self._order) if span.state_dict()]
+        if [*self.spans] != with_weights:
+            self.spans = nn.ModuleList(with_weights)
+
+    def prepared(self, order):
+        "Return an order as a list that this model can run, with the weights of its Spans made."
+        order = list(order)
+        self.check(order)
+        self.make_weights(order)
+        self.set_mode(order)
+        return order
 
     def check(self, order):
-        layers, n = unrolled(order), len(self.layers)
+        "Refuse an order that is not made of this model's layers, or that holds a Span twice."
+        layers, spans, n = unrolled(order), spans_in(order), len(self.layers)
         require(layers and {*layers} <= {*range(n)},
                 f'the order {order} is not made of the layers 0 to {n - 1}')
+        require(len({*spans}) == len(spans), f'the order {order} holds one Span twice: use '
+                'copy.deepcopy(span) for the second place')
 
-    def hidden(self, tokens, order=None, cache=None, tap=None):
-        "The stream before the final norm: (B, T) -> (B, T, C)."
-        order = list(self.order if order is None else order)
-        self.check(order)
-        run = Pass(self, tokens.shape[1], cache, tap)
+    def make_weights(self, order):
+        "Let each Span that is new make its weights, with the device and dtype of the model."
+        for span in spans_in(order):
+            if not span.has_made_weights:
+                span.make_weights(self)
+                span.to(self.embed.weight)
+                span.has_made_weights = True
+
+    def set_mode(self, order):
+        "Set the Spans to training or evaluation, as the model is set."
+        for span in spans_in(order):
+            span.train(self.training)
+
+    def train(self, mode=True):
+        "As nn.Module.train. It reaches Spans without weights, too, which are not submodules."
+        super().train(mode)
+        self.set_mode(self.order)
+        return self
+
+    def hidden(self, tokens, order=None, cache=None, tap=None, notes=None):
+        "Return the stream before the final norm: (B, T) -> (B, T, C)."
+        order = self.order if order is None else self.prepared(order)
+        run = Pass(self, tokens.shape[1], cache, tap, notes)
         if cache is not None:           # repr(order) has the settings of its Spans, such as r
             filled_by = cache.setdefault('order', repr(order))
             require(filled_by == repr(order), f'this cache was filled by the order {filled_by}, '
                     f'and not by {order}: begin with an empty one')
         return run(self.embed(tokens), order)
 
-    def forward(self, tokens, targets=None, order=None, cache=None, tap=None):
-        "Logits (B, T, V); or the mean loss over targets (B, T) that are not -1 (0.0 if all are)."
-        x = self.norm(self.hidden(tokens, order, cache, tap))                   # (B, T, C)
-        if targets is None:
-            return self.head(x)
-        loss = self.cross_entropy(x.flatten(0, 1), self.head.weight, targets.flatten())
-        return loss / (targets != -1).sum().clamp(min=1)
+    def forward(self, tokens, targets=None, order=None, cache=None, tap=None, loss=None):
+        """Return the logits (B, T, V). With targets (B, T), return the mean loss instead, or
+        loss(model, tokens, targets) if you give a loss of your own."""
+        if loss is not None:            # called in here, because DDP sees only what forward does
+            return loss(self, tokens, targets)
+        x = self.hidden(tokens, order, cache, tap)                              # (B, T, C)
+        return self.head(self.norm(x)) if targets is None else self.mean_loss(x, targets)
+
+    def mean_loss(self, x, targets):
+        """Return the ordinary loss of a stream x (B, T, C) that has not been normed yet: the mean
+        over the targets (B, T) that are not -1, or 0.0 if all targets are -1."""
+        total = self.cross_entropy(self.norm(x).flatten(0, 1), self.head.weight, targets.flatten())
+        return total / (targets != -1).sum().clamp(min=1)
 
     @staticmethod                       # so machine.py can put a compiled one in its place
     def cross_entropy(x, weight, targets):

@@ -31,28 +31,43 @@ from model import LM, ModelConfig, Refused, Span, require, spans_in, unrolled
 
 
 class Core(Span):
-    """Its items run r times. Before each run model.adapter mixes the stream e, as it came in, into
-    the state s. Gradients go back through the last `backprop_depth` runs.
+    """A Span whose items run r times, with an adapter in front of them.
 
-    Four attributes are train.py's to set: r and backprop_depth, which change in each step;
-    `generators`, one for each row, which draw the first states; and `recompute`, by which each run
-    is computed again in the backward pass, for less memory."""
+    Before each run the adapter mixes the stream e, as it came into the Core, into the state s.
+    Gradients flow back through the last `backprop_depth` runs only.
+
+    train.py sets four attributes: r and backprop_depth, which change at each step; `generators`,
+    one for each row, which draw the first states; and `recompute`, which saves memory by computing
+    each run again in the backward pass."""
 
     def __init__(self, items, r=4, backprop_depth=8):
         super().__init__(items)
         self.r, self.backprop_depth = r, backprop_depth
         self.generators, self.recompute = None, False
 
-    def settings(self):
-        return dict(r=self.r, backprop_depth=self.backprop_depth)
+    @property
+    def times(self):
+        return self.r
 
-    def __call__(self, run, e):
-        require(run.model.adapter, 'a Core needs an adapter: surgery makes one')
+    def make_weights(self, model):
+        "Make the adapter, one matrix from (s, e). It begins as (0, 1), so that it returns e."
+        width = model.config.n_embd
+        self.adapter = nn.Linear(2 * width, width, bias=False)
+        self.adapter.weight.data.copy_(torch.eye(2 * width)[width:])
+
+    def muon_weights(self):
+        return [self.adapter.weight]
+
+    def mix(self, s, e):
+        "Return what the core reads: (B, T, C), made of the state s and the stream e."
+        return self.adapter(torch.cat((s, e), dim=-1))
+
+    def forward(self, run, e):
         require(self.r >= 1 and self.backprop_depth >= 1,
                 f'r={self.r}, backprop_depth={self.backprop_depth}: both are at least 1')
 
         def once(s, depth):
-            x = run.model.adapter(s, e)
+            x = self.mix(s, e)
             # Autocast made it bfloat16. As a stream it is float32, or each run would round it.
             return run(x.to(e.dtype), self.items, depth)
 
@@ -87,13 +102,10 @@ class Core(Span):
     def std(self, width):
         return math.sqrt(2 / (5 * width))               # as in the authors' code
 
-    def unrolled(self):
-        return unrolled(self.items) * self.r
-
     def flops(self, model, context):
-        "Forward 2 FLOPs for each weight, backward 4: a run without gradient costs a third."
-        of_run = model.flops_of(self.items, context)
-        of_run += 6 * sum(p.numel() for p in model.adapter.parameters())
+        """Return the training FLOPs of one token: for each weight 2 in the forward pass and 4 in
+        the backward pass, so that a run without gradient costs a third."""
+        of_run = model.flops_of(self.items, context) + self.flops_of_linears()
         with_gradient = min(self.r, self.backprop_depth)
         return with_gradient * of_run + (self.r - with_gradient) * (of_run // 3)
 
@@ -104,39 +116,15 @@ def core_of(model):
     return next((span for span in spans if isinstance(span, Core)), None)
 
 
-class Adapter(nn.Linear):
-    "One matrix from (s, e) to the core's input. It begins as (0, 1), so that it gives e alone."
-
-    def __init__(self, width):
-        super().__init__(2 * width, width, bias=False)
-        with torch.no_grad():
-            self.weight.copy_(torch.cat((torch.zeros(width, width), torch.eye(width)), dim=1))
-
-    def forward(self, s, e):
-        return super().forward(torch.cat((s, e), dim=-1))
-
-
-class Add(nn.Module):
-    "The adapter without weights."
-
-    def forward(self, s, e):
-        return s + e
-
-
 # ------------------------------------------------------------------------------------------ surgery
 
-def surgery(model, shape, inject='identity', kind=Core, **settings):
-    """A recurrent model from copies of the layers that are kept. `shape` is '4-8-4', or the three
-    lists of layers. inject='identity' makes an Adapter, 'add' an Add. kind is the class of its
-    Core, and the settings are that one's."""
+def surgery(model, shape, kind=Core, **settings):
+    """Return a recurrent model, made of copies of the layers that `shape` keeps. `shape` is '4-8-4'
+    or three lists of layers. `kind` is the class of the core, and `settings` are passed to it."""
     require(model.order == [*range(len(model.layers))],
             f'surgery is for a model that runs each of its layers once, not {model.order}')
-    require(inject in ('identity', 'add'), f'inject={inject}: identity or add')
     prelude, core, coda = parts_of_shape(shape, len(model.layers))
-    new = untie(model, [*prelude, kind(core, **settings), *coda])
-    new.adapter = Add() if inject == 'add' else Adapter(model.config.n_embd)
-    new.adapter.to(model.embed.weight)          # its device and dtype
-    return new
+    return untie(model, [*prelude, kind(core, **settings), *coda])
 
 
 def parts_of_shape(shape, n_layer):

@@ -39,17 +39,17 @@ from training.checkpoint import load, open_folder, read_log, save, written
 from training.loader import open_data
 from training.machine import (RANK, SIZE, Machine, compile_and_distribute, exchange, machine_of,
                               say, stopping, together)
-from training.measure import measure
+from training.measure import check_flops, measure
 from training.optimizers import load_states, made_anew, make_optimizers, parameters_of
 from training.picture import draw
-from training.plan import Config, generator_for, plan, seed_for
+from training.plan import Config, generator_for, plan, seed_for, training_flops
 from training.settings import read
 from training.start import differences, kept_of, start
 
 
 @dataclass
 class Run:
-    "All that a run holds in memory. `deepen` gives it another model, `add_up` adds to its totals."
+    "All that a run holds in memory. `renew` gives it another model, `add_up` adds to its totals."
     c: Config                   # with what the model decides filled in
     machine: Machine
     data: dict                  # Loaders: 'data', 'val' and perhaps 'cooldown_data'
@@ -91,7 +91,7 @@ def take_steps(run, signals):
         torch.manual_seed(seed_for(c.seed, f'a Span in process {RANK}', step))
         with as_planned(run.model, now):
             own_loss = backward(run, now, batch)
-            flops = run.model.flops_per_token(context=c.context)    # with this step's r
+            flops = training_flops(run.model, c)        # with this step's r
         norm = torch.nn.utils.clip_grad_norm_(parameters_of(run.optimizers),
                                               c.grad_clip or math.inf)
         if step + 1 < c.steps:
@@ -151,8 +151,8 @@ def backward(run, now, batch):
                                for n in range(row, row + len(x))]
         run.ddp.require_backward_grad_sync = i == pieces - 1        # as DDP.no_sync() sets it
         with run.machine.autocast():
-            # the model's loss is a mean: times its targets it is a sum (0 where none counts)
-            share = run.ddp(x, y) * (y != -1).sum() / n_targets.clamp(min=1)
+            # A loss is a mean. Times its targets it is a sum, which is 0 if no target counts.
+            share = run.ddp(x, y, loss=run.c.loss) * (y != -1).sum() / n_targets.clamp(min=1)
         (share * SIZE).backward()           # DDP divides gradients by the number of processes
         loss += share.detach()
         row += len(x)
@@ -174,10 +174,9 @@ def change(run, now):
     if not grows and (now.order is None or written(now.order) == written(run.model.order)):
         return {}
     before = measure(run)['val_loss']
-    if grows:
-        deepen(run, now)
-    else:
-        run.model.order = now.order
+    if grows and run.c.keep_stages:
+        save_run(run, stays=True)
+    renew(run, now, grows)
     event = dict(before=before, after=measure(run)['val_loss'])
     say(f'now {now.n_layer} layers, {len(unrolled(run.model.order))} deep: the validation loss was '
         f'{event["before"]:.4f} and is {event["after"]:.4f}')
@@ -187,17 +186,20 @@ def change(run, now):
     return dict(grown=event | dict(origin=now.grown_from, init=init))
 
 
-def deepen(run, now):
-    "To the next stage: each layer, and its optimizer's states, are copies of an earlier one's."
-    if run.c.keep_stages:
-        save_run(run, stays=True)
+def renew(run, now, grows):
+    """Give the run its next model. If it grows, layers and optimizer states are copies of earlier
+    ones. Otherwise it gets another order, perhaps with new Spans. Optimizers and DDP are made again
+    in both cases, because the parameters may be others."""
     run.ddp = None          # DDP and its gradients go with the old model
-    torch.manual_seed(seed_for(run.c.seed, 'growth', now.step))     # for `init`
-    run.model = untie(run.model, now.grown_from, run.optimizers, run.c.init)
+    torch.manual_seed(seed_for(run.c.seed, 'growth', now.step))     # `init` and new Spans draw
+    if grows:
+        run.model = untie(run.model, now.grown_from, run.optimizers, run.c.init)
+    else:
+        run.model.order = now.order
     run.optimizers = made_anew(run.optimizers, run.model, run.c)    # groups may be by depth
     gc.collect()            # the old model's memory: compiled Blocks are reference cycles
     torch.cuda.empty_cache()
-    run.ddp = compile_and_distribute(run.machine, run.model)
+    run.ddp = compile_and_distribute(run.machine, run.model, run.c)
 
 
 def add_up(run, seconds, flops_per_token):
@@ -284,9 +286,11 @@ def begin(asked, machine, open_parent):
     optimizers = make_optimizers(model, c)
     if past.origin:
         load_states(optimizers, past.optimizers, is_resumed)
+    if not is_resumed:
+        check_flops(model, c, machine, data['data'].batch(0))
     totals = dict(step=past.step, tokens=past.tokens, flops=past.flops, seconds=past.seconds)
     bar = tqdm(total=c.steps, initial=past.step, disable=RANK > 0 or not sys.stderr.isatty())
-    ddp = compile_and_distribute(machine, model, c.order)
+    ddp = compile_and_distribute(machine, model, c)
     run = Run(c, machine, data, model, optimizers, ddp, totals, kept, bar)
     # now, so that a bad metric fails before a folder is made
     measured = measure(run, c.metric) if c.metric or past.step == 0 else {}

@@ -88,7 +88,7 @@ class Window(Span):
         own = dict(solver=self.solver, K=self.K, cache=self.cache, decode=self.decode)
         return own | self.options
 
-    def __call__(self, run, x):
+    def forward(self, run, x):
         if self.decode == 'bypass' and run.start and x.shape[1] == 1:
             return run(x, self.items)
         depth, keeps = run.depth, run.keeps

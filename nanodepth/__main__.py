@@ -2,8 +2,10 @@
 In a clone without an install, write `python -m nanodepth` instead of `nanodepth`.
     nanodepth                       # lists the commands
     nanodepth sample out/lidas      # runs one of them (with --help it says more)
+    nanodepth mine.py sample out/mine   # the same, after mine.py has been run: its Spans are known
 """
 import importlib
+import runpy
 import sys
 
 COMMANDS = {        # name: (module, what it does)
@@ -21,12 +23,15 @@ COMMANDS = {        # name: (module, what it does)
 
 
 def main(name=None, argv=None):
+    own_file = None
     if argv is None:            # a command line, and not a call from Python
         argv = sys.argv[1:]
         for stream in (sys.stdout, sys.stderr):         # a terminal may lack a ±
             if hasattr(stream, 'reconfigure'):          # not in a notebook, or closed
                 stream.reconfigure(errors='replace')
     if name is None:
+        if argv and argv[0].endswith('.py'):
+            own_file, *argv = argv
         if not argv or argv[0] in ('-h', '--help'):
             lines = [f'  {name:12}{about}' for name, (_, about) in COMMANDS.items()]
             return print(__doc__ or '', *lines, sep='\n')
@@ -37,10 +42,21 @@ def main(name=None, argv=None):
     with refusals(name if name in COMMANDS else 'nanodepth'):
         if name not in COMMANDS:
             raise Refused(f'there is no command {name!r}{nearest(name, COMMANDS)}')
+        if own_file:
+            run_own_file(own_file)
         try:
             importlib.import_module(f'nanodepth.{COMMANDS[name][0]}').main(argv)
         finally:
             sys.stdout.flush()      # in here: a pipe may be closed already
+
+
+def run_own_file(path):
+    """Run a file of the user's, so that its Spans, solvers and measures are known to the command.
+    Its function `metric`, if there is one, becomes the measure `metric`."""
+    names = runpy.run_path(path, run_name='own file')
+    if 'metric' in names:
+        from nanodepth.scoring.rows import MEASURES
+        MEASURES['metric'] = names['metric']
 
 
 if __name__ == '__main__':

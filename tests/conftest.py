@@ -23,8 +23,7 @@ from matplotlib.figure import Figure  # noqa: E402
 
 from nanodepth import train  # noqa: E402
 from nanodepth.model import LM, ModelConfig  # noqa: E402
-from nanodepth.models.authors import authors_surgery  # noqa: E402
-from nanodepth.retrofit import Core  # noqa: E402
+from nanodepth.retrofit import core_of, surgery  # noqa: E402
 from nanodepth.text.tokenizer import write_tokenizer  # noqa: E402
 from nanodepth.text.tokens import write_dataset  # noqa: E402
 from nanodepth.training.plan import Config  # noqa: E402
@@ -122,8 +121,8 @@ def config(data, tmp_path, undrawn):
 @pytest.fixture
 def recurrent(tiny, tmp_path):
     "The settings of a run that goes on from a small cut of mean 3."
-    core = authors_surgery(tiny(vocab_size=257, n_layer=6, context=16), '2-2-1', 'linear', Core,
-                           r=3, backprop_depth=2)
+    core = surgery(tiny(vocab_size=257, n_layer=6, context=16), '2-2-1', r=3, backprop_depth=2)
+    torch.nn.init.normal_(core_of(core).adapter.weight, std=0.1)
     return dict(init_from=save_run(tmp_path / 'cut', core, flops=5, inherited_flops=2))
 
 

@@ -10,7 +10,7 @@ from helpers import same
 from nanodepth.commands.train import empty, planned
 from nanodepth.grow import double, growth_plan, lidas, midas, prop_schedule, stack, untie
 from nanodepth.model import Refused
-from nanodepth.retrofit import Core, surgery
+from nanodepth.retrofit import core_of, surgery
 from nanodepth.common.options import read
 from nanodepth.training.optimizers import make_optimizers
 from nanodepth.training.plan import Config, stages
@@ -54,7 +54,9 @@ def test_untie_copies_optimizer_states(tiny, kind, core):
     model, order = tiny(), [0, 1, 2, 1, 2, 3]
     given = order
     if core:
-        model, given = surgery(model, '1-2-1'), [0, Core([1, 2, 1, 2], r=3), 3]
+        model = surgery(model, '1-2-1', r=3)
+        core_of(model).items = [1, 2, 1, 2]
+        given = model.order
     optimizers = make_optimizers(model, read(Config, [kind, '--lr=1e-2']))
     tokens = torch.randint(50, (2, 9))
     for _ in range(3):

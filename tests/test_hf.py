@@ -24,12 +24,12 @@ from nanodepth.common.errors import Refused
 from nanodepth.common.whose import is_ours
 from nanodepth.model import ModelConfig, Pass
 from nanodepth.models import joined
-from nanodepth.models.authors import authors_surgery, parts_of
+from nanodepth.models.authors import AuthorsCore, parts_of
 from nanodepth.models.checkpoint import load_model, open_any
 from nanodepth.models.hf import family_of, load_hf, save_hf
 from nanodepth.models.joined import save_joined
 from nanodepth.models.raven import save_authors
-from nanodepth.retrofit import Adapter, Core, core_of, surgery
+from nanodepth.retrofit import Core, core_of, surgery
 from nanodepth.scoring import harness
 from nanodepth.text import primitives
 from nanodepth.text.tokenizer import (as_tokenizers, generation_of, get_tokenizer,
@@ -75,20 +75,18 @@ def published(name, says={}, **fields):
     return make
 
 
-def ours(adapter=False, own_head=False, **fields):
+def ours(own_head=False, **fields):
     def make(tiny, folder):
         model = tiny(**fields)
-        if adapter:
-            model.adapter = Adapter(32)
         if own_head:
             model.head.weight.data.copy_(model.embed.weight)
         return model, model
     return make
 
 
-def cut(inject, kind=surgery, how={}, **fields):
+def cut(how=dict(kind=AuthorsCore, inject='add'), **fields):
     def make(tiny, folder):
-        model = kind(tiny(n_layer=5, context=128, **fields), '1-2-1', inject, r=3, **how).eval()
+        model = surgery(tiny(n_layer=5, context=128, **fields), '1-2-1', r=3, **how).eval()
         for p in model.parameters():
             p.data += torch.randn_like(p) / 50
         return model, model
@@ -97,7 +95,7 @@ def cut(inject, kind=surgery, how={}, **fields):
 
 HEADS = dict(num_attention_heads=6, num_key_value_heads=3, hidden_size=36)
 ROPE = dict(rope_type='llama3', rope_theta=5e5, **LLAMA3)
-START = dict(start='authors')
+START = dict(kind=AuthorsCore, start='authors')
 MODELS = {
     save_hf: {
         'llama, tied': published('llama', num_key_value_heads=1, tie_word_embeddings=True),
@@ -107,19 +105,19 @@ MODELS = {
                                  head_dim=10, rope_parameters=ROPE),
         'qwen3': published('qwen3', **HEADS, head_dim=24, rms_norm_eps=1e-2),
         'qwen2': published('qwen2', head_dim=8, intermediate_size=50),
-        'an adapter that its order does not need': ours(adapter=True, n_kv_head=2),
+        'grouped queries': ours(n_kv_head=2),
         'a head that still equals the embedding': ours(own_head=True, tie_embeddings=False),
         'looped, biases': ours(qkv_bias=True, order=[0, 1, 1, 2, 3], rope_scaling=LLAMA3),
         'looped LN-scaling': ours(ln_scaling=True, order=[0, 1, 0, 1, 2, 3], norm_eps=1e-2),
         'QK-norm': ours(qk_norm=True, head_dim=12, rope_theta=5e5)},
     save_authors: {
-        'their start': cut('authors', authors_surgery, START, n_kv_head=2, rope_scaling=LLAMA3),
-        'add': cut('add', tie_embeddings=False)},
+        'their start': cut(START, n_kv_head=2, rope_scaling=LLAMA3),
+        'add': cut(tie_embeddings=False)},
     save_joined: {
-        'qwen3': cut('linear', authors_surgery, qk_norm=True, head_dim=24, n_kv_head=2),
-        'qwen2': cut('identity', qkv_bias=True, tie_embeddings=False),
-        'their start': cut('authors', authors_surgery, START, rope_scaling=LLAMA3),
-        'LN-scaling': cut('add', ln_scaling=True),
+        'qwen3': cut(dict(kind=AuthorsCore), qk_norm=True, head_dim=24, n_kv_head=2),
+        'qwen2': cut({}, qkv_bias=True, tie_embeddings=False),
+        'their start': cut(START, rope_scaling=LLAMA3),
+        'LN-scaling': cut(ln_scaling=True),
         'no family': ours(context=128, qk_norm=True, qkv_bias=True),
         'window': ours(context=128, order=[0, Window([1, 2], K=2), 1, 3]),
         'solver': ours(context=128, order=[0, Window([1, 2], 'anderson', K=2), 3]),
@@ -313,7 +311,7 @@ def raven(tiny, tmp_path):
     "A folder of theirs, with a buffer, and shards of before, as transformers leaves them."
     parent = tiny(n_kv_head=2, ffn_dim=48, context=64, tie_embeddings=False)
     folder = tmp_path / 'raven'
-    save_authors(authors_surgery(parent, '1-2-1', 'linear', start='authors', r=3), folder)
+    save_authors(surgery(parent, '1-2-1', AuthorsCore, start='authors', r=3), folder)
     tensors = load_file(folder / 'model.safetensors') | dict(freqs_cis=torch.zeros(1, 64, 1, 4, 2))
     save_file(tensors, folder / 'model.safetensors')
     save_file({name: t + 1 for name, t in tensors.items()}, folder / 'shard.safetensors')
@@ -422,11 +420,11 @@ def test_name_in_a_config_json_is_a_span_or_refused(tiny, tmp_path):
 
 
 @pytest.mark.parametrize('write, make, message', [
-    (save_authors, cut('add', ln_scaling=True), 'their format has no .*ln_scaling'),
-    (save_authors, cut('add', qk_norm=True), 'their format has no .*qk_norm'),
-    (save_authors, cut('add', head_dim=16), 'their format has no .*head_dim'),
+    (save_authors, cut(ln_scaling=True), 'their format has no .*ln_scaling'),
+    (save_authors, cut(qk_norm=True), 'their format has no .*qk_norm'),
+    (save_authors, cut(head_dim=16), 'their format has no .*head_dim'),
     (save_authors, ours(order=[0, Window([1, 2]), 3]), 'holds one Core and no other'),
-    (save_authors, ours(order=[Window([0]), Core([1, 2]), 3], adapter=True), 'and no other Span'),
+    (save_authors, ours(order=[Window([0]), Core([1, 2]), 3]), 'and no other Span'),
     (save_hf, ours(order=[0, Window([1, 2]), 3]), 'no family of transformers knows')])
 def test_format_refuses_what_it_cannot_hold(write, make, message, tiny, tmp_path):
     with pytest.raises(Refused, match=message):
@@ -468,7 +466,8 @@ def test_strangers_code_is_never_run(tmp_path, monkeypatch, tiny, capsys, manage
 
 def test_export_of_another_model_is_none(tiny, tmp_path, capsys, monkeypatch):
     "Opened again it has other logits, or transformers does not open it."
-    core = save_run(tmp_path / 'core', authors_surgery(tiny(vocab_size=257, n_layer=5), '1-2-1'))
+    core = surgery(tiny(vocab_size=257, n_layer=5), '1-2-1', AuthorsCore)
+    core = save_run(tmp_path / 'core', core)
     run = save_run(tmp_path / 'run', tiny(vocab_size=257))
     for parent in (core, run):
         nanodepth('export', [parent, f'{parent}-good', '--dtype=bfloat16'])

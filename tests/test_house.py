@@ -17,7 +17,7 @@ from nanodepth import BOOK, file_of
 from nanodepth.__main__ import COMMANDS, main
 from nanodepth.grow import untie
 from nanodepth.model import LM, ModelConfig, Pass
-from nanodepth.retrofit import Add, Core, core_of
+from nanodepth.retrofit import Core, core_of
 from nanodepth.wrapper import Window
 
 SEVEN = ['model', 'loop', 'grow', 'retrofit', 'wrapper', 'probe', 'train']
@@ -81,10 +81,13 @@ def test_depth_py_computes_as_ours():
     class Zero(Core):
         def first_state(self, run, e):
             return torch.zeros_like(e)
+
+        def mix(self, s, e):
+            return s + e
     # its layers in a model of ours, of which they are called with a rope and three settings more
     ours = LM(ModelConfig(vocab_size=2, n_layer=4, n_embd=32, n_head=1, context=T))
     ours.layers = torch.nn.ModuleList(Adapted(layer) for layer in model.layers)
-    ours.norm, ours.head, ours.adapter = model.norm, model.head, Add()
+    ours.norm, ours.head = model.norm, model.head
     for theirs, order in (
             ([0, 1, 1, 2], [0, 1, 1, 2]),
             ([0, ONE['Window']([1, 2], K=3, beta=0.3), 3], [0, Window([1, 2], K=3, beta=0.3), 3]),

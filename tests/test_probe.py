@@ -15,7 +15,7 @@ from nanodepth.commands import probe as page
 from nanodepth.grow import lidas, untie
 from nanodepth.probe import block_similarity, depth_score, future_effects, residual_norms
 from nanodepth.model import Pass, Refused, Span
-from nanodepth.retrofit import surgery
+from nanodepth.retrofit import core_of, surgery
 from nanodepth.wrapper import wrapped
 from nanodepth.training.loader import Loader
 from nanodepth.scoring import lens as lens_file
@@ -142,7 +142,7 @@ def test_block_similarity_of_grown_layers(tiny):
 def test_depth_score_of_a_recurrent_model(tiny):
     parent, t = tiny(n_layer=4), tokens()
     model = surgery(parent, '1-2-1', r=2)
-    torch.nn.init.normal_(model.adapter.weight, std=0.2)
+    torch.nn.init.normal_(core_of(model).adapter.weight, std=0.2)
     late = (torch.arange(9) > 2)[:, None]
     hidden = model.hidden(t, tap=lambda depth, part, x, u: u * late if depth == 3 else u)
     by_hand = model.head(model.norm(hidden)).softmax(-1)

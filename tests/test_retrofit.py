@@ -11,9 +11,9 @@ from helpers import log_of, refused, same, save_run, state_of
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common.errors import Refused
 from nanodepth.model import LM, ModelConfig, Pass
-from nanodepth.models.authors import AuthorsCore, authors_surgery, flops_paper, parts_of
+from nanodepth.models.authors import AuthorsCore, flops_paper, parts_of
 from nanodepth.models.checkpoint import load_model
-from nanodepth.retrofit import Add, Core, core_of, ramp, sample_recurrence, surgery
+from nanodepth.retrofit import Core, core_of, ramp, sample_recurrence, surgery
 from nanodepth.text.tokenizer import get_tokenizer
 from nanodepth.train import train
 from nanodepth.training.plan import generator_for
@@ -50,7 +50,7 @@ def test_surgery_has_the_papers_tables(fields, shape, parts, share, flops, effec
         model = surgery(parent, shape)
     layer = sum(p.numel() for p in model.layers[0].parameters())
     prelude, core, coda = (len(part) * layer for part in parts_of(model))
-    assert (prelude, core, coda) == parts and model.adapter.weight.numel() == 8_388_608
+    assert (prelude, core, coda) == parts and core_of(model).adapter.weight.numel() == 8_388_608
     whole = sum(p.numel() for p in parent.layers.parameters())
     assert round(sum(parts) / whole, 3) == share
     head = 2 * model.config.vocab_size * 2048 + 2048
@@ -66,7 +66,7 @@ def test_flops_of_a_core(tiny):
     """The same as LM's for as many layers of their own; recurrences without a trace cost a third;
     the adapter counts."""
     parent = tiny(n_layer=6)
-    model = surgery(parent, '2-2-2', inject='add')
+    model = surgery(parent, '2-2-2', AuthorsCore, inject='add')
     assert at(model, 3).flops_per_token() == parent.flops_per_token([0, 1] + [2, 3] * 3 + [4, 5])
     once = parent.flops_per_token([2, 3]) - parent.flops_per_token([])
     linear = surgery(parent, '2-2-2', r=3)
@@ -81,9 +81,10 @@ def test_surgery_without_training_is_its_parent(tiny, tokens, fields):
     parent = tiny(n_layer=6, **fields)
     for r in [1] if parent.config.ln_scaling else [1, 3]:       # LN-scaling sees the depth
         assert torch.equal(surgery(parent, '2-2-2', r=r)(tokens), parent(tokens))
-    add = surgery(parent, '2-2-2', inject='add', kind=AuthorsCore, state_std=0, r=1)
+    add = surgery(parent, '2-2-2', AuthorsCore, inject='add', state_std=0, r=1)
     assert torch.equal(add(tokens), parent(tokens))
-    assert surgery(parent.bfloat16(), '2-2-2').adapter.weight.dtype == torch.bfloat16
+    half = surgery(parent.bfloat16(), '2-2-2')
+    assert core_of(half).adapter.weight.dtype == torch.bfloat16
 
 
 def slowly(model, tokens, r, most):
@@ -93,7 +94,7 @@ def slowly(model, tokens, r, most):
     e = run(model.embed(tokens), prelude)
     s = core_of(model).first_state(run, e)
     for k in range(r):
-        s = run(model.adapter(s, e), core)
+        s = run(core_of(model).mix(s, e), core)
         if k < r - most:        # neither through the state nor through e
             s = s.detach()
     return model.head(model.norm(run(s, coda)))
@@ -105,10 +106,10 @@ def gradients(model, loss):
     return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize('inject', ['linear', 'add'])
+@pytest.mark.parametrize('inject', ['random', 'add'])
 @pytest.mark.parametrize('r, most', [(3, 8), (5, 5), (5, 2), (4, 1)])
 def test_core_is_the_papers_equations(tiny, tokens, inject, r, most):
-    model = authors_surgery(tiny(n_layer=6), '2-2-2', inject, Core, r=r, backprop_depth=most)
+    model = surgery(tiny(n_layer=6), '2-2-2', AuthorsCore, r=r, backprop_depth=most, inject=inject)
     logits = slowly(model, tokens, r, most)
     torch.testing.assert_close(model(tokens), logits, rtol=1e-4, atol=1e-5)
     expected = gradients(model, F.cross_entropy(logits.flatten(0, 1), tokens.flatten()))
@@ -135,7 +136,7 @@ def test_recompute_has_equal_gradients_from_less_memory(tiny, half):
 
 def test_gradients_under_autocast_are_whole(tiny, tokens):
     "A weight that was cast in a recurrence without a trace must be cast again."
-    model = authors_surgery(tiny(n_layer=6), '2-2-2', 'linear', Core, backprop_depth=1)
+    model = surgery(tiny(n_layer=6), '2-2-2', AuthorsCore, backprop_depth=1)
     found = []
     for cached in (True, False):
         with torch.autocast('cpu', torch.bfloat16, cache_enabled=cached):
@@ -227,13 +228,14 @@ def test_cut_as_the_authors_do(tiny, tmp_path, capsys):
     nanodepth('cut', [base, '1-2-1', '--authors', f'--out={tmp_path / "theirs"}'])
     assert '| core    | 1 2 ' in capsys.readouterr().out
     theirs = load_model(tmp_path / 'theirs')
-    assert theirs.order[1].settings() == dict(r=4, backprop_depth=8, start='authors',
-                                              state_std=None)
+    assert theirs.order[1].settings() == dict(r=4, backprop_depth=8, inject='random',
+                                              start='authors', state_std=None)
     assert not theirs.config.tie_embeddings and theirs.head.weight is not theirs.embed.weight
-    assert 0.9 / 8 < theirs.adapter.weight.abs().max() <= 1 / 8     # as torch begins it: width 32
+    largest = core_of(theirs).adapter.weight.abs().max()
+    assert 0.9 / 8 < largest <= 1 / 8           # as torch begins it: width 32
     nanodepth('cut', [base, '1-2-1', '--authors', '--inject=add', f'--out={tmp_path / "sum"}'])
     added = load_model(tmp_path / 'sum')
-    assert type(added.adapter) is Add and added.order[1].settings()['start'] == 'authors'
+    assert added.order[1].settings()['inject'] == 'add' and added.order[1].start == 'authors'
 
 
 def test_core_refuses_what_it_cannot_do(tiny, tokens):
@@ -245,6 +247,6 @@ def test_core_refuses_what_it_cannot_do(tiny, tokens):
             (lambda: surgery(model, ([0], [9], [3])), 'is not made of the layers 0 to 3'),
             (lambda: surgery(model, '1-2'), 'is not three numbers of layers'),
             (lambda: surgery(model, '1-3-1'), 'more layers than the 4 of the model'),
-            (lambda: surgery(model, '1-2-1', inject='linear'), 'inject=linear: identity or add')):
+            (lambda: surgery(model, '1-2-1', AuthorsCore, inject='linear'), 'inject=linear: ')):
         with pytest.raises(Refused, match=message):
             call()

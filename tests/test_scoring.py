@@ -29,7 +29,7 @@ from nanodepth.model import LM, ModelConfig, Span
 from nanodepth.models import checkpoint
 from nanodepth.models.hf import answer_of
 from nanodepth.report.tables import print_differences, where
-from nanodepth.retrofit import surgery
+from nanodepth.retrofit import core_of, surgery
 from nanodepth.scoring import harness, likelihoods, rows as scoring
 from nanodepth.scoring.data import parse_tasks
 from nanodepth.scoring.rows import (
@@ -70,7 +70,7 @@ def test_way_runs_what_it_says_and_is_undone(tiny):
     nested.order = [0, Span(nested.order[1:])]
     for model in (core, five, nested):          # else each run of a core begins anew
         torch.manual_seed(0)
-        torch.nn.init.normal_(model.adapter.weight, std=0.1)
+        torch.nn.init.normal_(core_of(model).adapter.weight, std=0.1)
     theirs = family('gemma3_text')
     book = tiny(n_layer=4, order=[0, Window([1, 2], K=3), 3])
     within = tiny(n_layer=4, order=[0, Window([Window([1], K=3), 2], K=2), 3])

@@ -25,7 +25,8 @@ from nanodepth.grow import untie
 from nanodepth.loop import in_order
 from nanodepth.model import Pass, Span, seen, unrolled
 from nanodepth.probe import depth_score
-from nanodepth.retrofit import Adapter, Core, surgery
+from nanodepth.models.authors import AuthorsCore
+from nanodepth.retrofit import Core, surgery
 from nanodepth.wrapper import Window, pick_window
 from nanodepth.wrapping.others import layers_of
 
@@ -51,8 +52,6 @@ def six(tiny):
 def listed(tiny, request):
     "Six layers whose order is a list of anything, also where the depth decides what a layer does."
     model = tiny(n_layer=6, ln_scaling=request.param)
-    model.adapter = Adapter(32)
-    torch.nn.init.normal_(model.adapter.weight, std=0.1)
     return model
 
 
@@ -141,7 +140,7 @@ def slowly(readings, order, model=None):
                 e, run_of_now = x, Pass(model, n, {(0, 0): [x.new_zeros(1, 1, came, 1)]})
                 x = item.first_state(run_of_now, e)
                 for i in range(item.r):
-                    s = model.adapter(x, e)
+                    s = item.mix(x, e)
                     x = run(s, item.items, depth + i * len(unrolled(item.items)), kept)
             else:
                 x = run(x, item.items, depth, kept)
@@ -203,16 +202,17 @@ def test_wrapped_as_the_slow_form(six, name, form):
 
 
 @pytest.mark.parametrize('order, depth', [
-    ([0, 1, Core([2, 3], r=3), 4, 5], 10), ([0, 1, Core([2, rk_window([3])], r=3), 4, 5], 10),
-    ([0, rk_window([1, Core([2, 3], r=2)]), 4, 5], 8),
+    ([0, 1, AuthorsCore([2, 3], r=3), 4, 5], 10),
+    ([0, 1, AuthorsCore([2, rk_window([3])], r=3), 4, 5], 10),
+    ([0, rk_window([1, AuthorsCore([2, 3], r=2)]), 4, 5], 8),
     ([0, rk_window([1, rk_window([2]), 3], 'last'), 4, 5], 6),
     ([0, 1, 2, 1, rk_window([2, 3]), 4, 5], 8),
     ([0, Span([1, Span([rk_window([2, 1])])]), 3, Span([]), 5], 6)], ids=str)
 def test_span_within_span_as_the_slow_form(listed, order, depth):
     t = tokens(11)
     readings = [reading(listed, t[:, :end]) for end in (5, 6, 11)]
-    want, whole = (slowly(some, order, listed) for some in (readings, readings[-1:]))
     listed.order = order
+    want, whole = (slowly(some, order, listed) for some in (readings, readings[-1:]))
     assert close(listed(t), whole) and len(unrolled(listed.order)) == depth
     assert close(in_pieces(listed, t, PIECES)[0], want)
 

@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from model import LM, ModelConfig, Refused, Span, require, spans_in
-from retrofit import Adapter, Add, core_of
 from training.machine import RANK, SIZE
 import wrapper      # noqa: F401   (a checkpoint may have its Window)
 
@@ -56,21 +55,26 @@ def load(folder):
     saved = torch.load(path, map_location='cpu', weights_only=True, mmap=os.name == 'posix')
     model = LM(ModelConfig(**saved['model_config']))
     model.order = read_order(saved['order'])
-    if 'adapter.weight' in saved['model']:      # also if its order has no Core any more
-        model.adapter = Adapter(model.config.n_embd)
-    elif core_of(model):
-        model.adapter = Add()
-    model.load_state_dict(saved.pop('model'))
+    model.load_state_dict(renamed(saved.pop('model')))
     return model, saved
 
 
+def renamed(weights):
+    "Return a model's weights under today's names: the adapter belonged to the model until a78e6da."
+    return {'spans.0.adapter.weight' if name == 'adapter.weight' else name: weight
+            for name, weight in weights.items()}
+
+
 def as_written(c):
-    "The settings as files keep them: of a function its source, of a Span its name and settings."
-    for name, value in vars(c).items():
-        require(not callable(value) or inspect.isfunction(value),
-                f'{name}={value}: write a def, which has lines')
-    config = {name: inspect.getsource(value) if callable(value) else value
-              for name, value in vars(c).items()} | dict(order=c.order and written(c.order))
+    """Return the settings as files keep them: the source of a function, the name of the core's
+    class, and the name and settings of a Span."""
+    config = vars(c) | dict(order=c.order and written(c.order))
+    for name, value in config.items():
+        if inspect.isclass(value):
+            config[name] = value.__name__
+        elif callable(value):
+            require(inspect.isfunction(value), f'{name}={value}: write a def, which has lines')
+            config[name] = inspect.getsource(value)
     return json.loads(json.dumps(config, default=str))  # as in run.json: tuples become lists
 
 

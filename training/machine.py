@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from model import LM, require, unrolled
-from retrofit import core_of
+from training.plan import has_own_parts
 
 RANK, SIZE, LOCAL_RANK = 0, 1, 0
 if 'RANK' in os.environ:        # torchrun says which process this is
@@ -85,9 +85,9 @@ def stopping():
             signal.signal(number, handler)
 
 
-def compile_and_distribute(machine, model, order=None):
-    """Compiles each Block by itself, so that a growth compiles nothing, and puts a model into DDP.
-    order: one that it will get soon."""
+def compile_and_distribute(machine, model, c):
+    """Compile each Block by itself, so that a growth compiles nothing, and wrap the model in DDP if
+    there are several processes. Returns what computes the loss in a training step."""
     if machine.compiles:
         torch._dynamo.config.optimize_ddp = False       # it would cut each Block at every 25 MB
         for block in model.layers:
@@ -96,11 +96,12 @@ def compile_and_distribute(machine, model, order=None):
             model.cross_entropy = torch.compile(LM.cross_entropy, dynamic=False)
     if SIZE == 1:
         return model
-    # DDP has to look for what an order leaves out. On CPUs it always looks, and averages by a hook:
-    # without both, DDP's first step rounds otherwise than its later ones, and a resumed run has a
-    # first step again.
-    runs_all = {*unrolled(order or model.order)} == {*range(len(model.layers))}
-    runs_all &= bool(model.adapter) == bool(core_of(model))
+    # DDP has to search for unused weights if the order leaves a layer out, or if a Span or a loss
+    # of your own might. On CPUs it always searches, and averages with a hook: without both, DDP's
+    # first step would round differently from its later ones, and a resumed run has a first step
+    # again.
+    runs_all = {*unrolled(model.order)} == {*range(len(model.layers))}
+    runs_all &= not has_own_parts(model, c)
     with warnings.catch_warnings(action='ignore', category=FutureWarning):      # DDP's own
         wrapped = DistributedDataParallel(
             model, broadcast_buffers=False, gradient_as_bucket_view=True,

@@ -1,11 +1,15 @@
 "What is measured of a model: its validation loss, and the answers that it gets right."
+import copy
+
 import torch
 import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
-from model import require
+from model import Refused, require, unrolled
+from retrofit import core_of
 from training.loader import BEGINS
 from training.machine import RANK, gathered
-from training.plan import LOGGED, seed_for
+from training.plan import LOGGED, has_own_parts, seed_for, training_flops
 
 
 @torch.no_grad()
@@ -82,3 +86,51 @@ def answers(marks, wrong):
         while end < len(marks[row]) and marks[row][end] == kind:
             end += 1
         yield kind, not any(wrong[row][first:end])
+
+
+# Each kernel of attention, for torch's counter: it knows none of the CPU's, and counts what the
+# others compute a second time in the backward pass.
+KERNELS = 'flash_attention', 'efficient_attention', 'cudnn_attention', 'flash_attention_for_cpu'
+
+
+def attention_flops(q, k, *rest, **more):
+    "Return the FLOPs of attention's two products, from the shapes of queries and keys."
+    B, H, T, hd = q
+    return 4 * B * H * T * k[2] * hd
+
+
+def attention_backward_flops(grad, q, k, *rest, **more):
+    return 2 * attention_flops(q, k)
+
+
+def check_flops(model, c, machine, batch):
+    """Refuse a loss or a Span of your own whose FLOPs are more than 2% off. Otherwise a comparison
+    at equal FLOPs would be untrue.
+
+    Torch counts the products of matrices in a forward and a backward pass, once with your order and
+    loss, and once with the same layers in a plain order and the ordinary loss. The ratio of the two
+    must be the ratio of the FLOPs that the run is going to log."""
+    if not has_own_parts(model, c):
+        return
+    model = copy.deepcopy(model)        # so that gradients, and what a Span keeps, are not changed
+    if core := core_of(model):
+        core.recompute = False          # our counts leave out what is computed a second time
+    tokens, targets = (t.chunk(c.grad_accum)[0].to(machine.device) for t in batch[:2])
+    kernels = {getattr(torch.ops.aten, f'_scaled_dot_product_{kind}{end}'): function
+               for kind in KERNELS for end, function in
+               (('', attention_flops), ('_backward', attention_backward_flops))}
+
+    def counted_by_torch(**how):
+        torch.manual_seed(seed_for(c.seed, 'counting FLOPs'))
+        with FlopCounterMode(display=False, custom_mapping=kernels) as counter, machine.autocast():
+            model(tokens, targets, **how).backward()
+        return counter.get_total_flops()
+
+    layers = unrolled(model.order)
+    wanted = counted_by_torch(loss=c.loss) / counted_by_torch(order=layers)
+    ours = training_flops(model, c) / model.flops_per_token(layers, c.context)
+    if abs(ours / wanted - 1) > 0.02:
+        name = 'loss.flops' if c.loss else 'the method flops of your Span'
+        raise Refused(f'a step costs {wanted:.3f} times the FLOPs of its layers in a plain order, '
+                      f'and {ours:.3f} are counted: {name} must count what is computed '
+                      '(docs/EXTEND.md)')

@@ -23,20 +23,23 @@ def make_optimizers(model, c):
 
 
 def muon_and_adamw(model, c):
-    """AdamW for everything, or Muon for all matrices but embedding and head, and AdamW for the
-    rest. Vectors do not decay."""
+    """Return AdamW for all weights; or Muon for the matrices of the layers and for those that a
+    Span names, and AdamW for the rest. AdamW decays no vectors.
+
+    Each group is a list in the order of named_parameters, and so the same in all processes: Muon
+    shares its matrices among them according to their places."""
     use_muon = c.optimizer == 'muon'
-    vectors = [p for p in model.parameters() if p.dim() < 2]
-    matrices = {name: p for name, p in model.named_parameters() if p.dim() >= 2}
-    for_adamw = {'embed.weight', 'head.weight'} if use_muon else matrices.keys()
+    named_by_spans = [p for span in model.spans for p in span.muon_weights()]
+    matrices = {*named_by_spans, *(p for p in model.layers.parameters() if p.dim() >= 2)}
+    for_muon = [p for p in model.parameters() if use_muon and p in matrices]
+    rest = [p for p in model.parameters() if not use_muon or p not in matrices]
     lr = c.adamw_lr if use_muon and c.adamw_lr is not None else c.lr
     adamw = torch.optim.AdamW(
-        [dict(params=[p for name, p in matrices.items() if name in for_adamw],
-              weight_decay=c.weight_decay), dict(params=vectors, weight_decay=0.0)],
+        [dict(params=[p for p in rest if p.dim() >= 2], weight_decay=c.weight_decay),
+         dict(params=[p for p in rest if p.dim() < 2], weight_decay=0.0)],
         lr, betas=(0.9, 0.95), fused=True)
     if not use_muon:
         return [adamw]
-    for_muon = [p for name, p in matrices.items() if name not in for_adamw]
     return [Muon(for_muon, c.lr, c.weight_decay, adjust_lr_fn=c.muon_scaling), adamw]
 
 

@@ -3,6 +3,7 @@
 The idea: what happens at a step follows from its number. `plan(c, step)` says how deep the model
 is, in which order its layers run, how fast it learns and which batch it reads. train.py does it.
 """
+import copy
 import hashlib
 import math
 from collections.abc import Callable
@@ -13,8 +14,9 @@ import torch
 
 from grow import GROWTH, Stage, growth_plan
 from loop import fit_loop
-from model import ModelConfig, Span, require
-from retrofit import ramp, sample_recurrence
+from model import ModelConfig, Span, require, spans_in
+from retrofit import Core, ramp, sample_recurrence
+from wrapper import Window
 
 
 @dataclass
@@ -24,6 +26,7 @@ class Config:
     seed: int = 0                       # of every random draw
     init_from: str | None = None        # a new run begins with the model of this one, in its shape
     cut: str | None = None              # makes it recurrent: 2-2-2 is prelude, core and coda
+    core: Callable | None = None        # the class of the core that `cut` makes; None: Core
     branch_from: str | None = None      # goes on from this run, or a checkpoint file, in out_dir
     data: str | list[str] = 'data/toy'  # a folder, or several in equal parts: a,b
     context: int = 64                   # tokens of a training row
@@ -45,6 +48,7 @@ class Config:
     lr: float = 4e-3                    # the peak rate
     lr_shape: Literal['1-sqrt', 'cosine', 'constant'] | Callable = '1-sqrt'     # or f(c, step)
     optimizer: Literal['muon', 'adamw'] | Callable = 'muon'     # or a function (model, c)
+    loss: Callable | None = None        # loss(model, tokens, targets), a mean (docs/EXTEND.md)
     weight_decay: float = 0.01
     grad_clip: float = 1.0              # 0: none
     adamw_lr: float | None = None       # with muon, the peak rate of the rest; None: lr
@@ -93,7 +97,7 @@ class Config:
 
 
 # {what is there: settings without effect if it is not}. Your own optimizer may read muon's.
-NEEDED_BY = dict(grow='init grow_block grow_from grow_alpha', muon='adamw_lr muon_scaling',
+NEEDED_BY = dict(cut='core', grow='init grow_block grow_from grow_alpha', muon='adamw_lr muon_scaling',
                  recurrence='curriculum curriculum_shape backprop_curriculum recompute')
 POSITIVE = set('steps batch_size context grad_accum n_layer n_embd n_head grow_block grow_from '
                'recurrence backprop_depth'.split())
@@ -132,9 +136,23 @@ def plan(c, step):
         r = sample_recurrence(mean_r, generator_for(c.seed, 'recurrence', step))
         most = ramp(step, c.steps, c.backprop_depth, c.backprop_curriculum)
         backprop_depth = min(most, mean_r)      # as the authors: not through more than the mean
-    order = fit_loop(loop, stage.n_layer) if loop else c.order
+    # A copy of the order, because a model gives weights to the Spans that it gets.
+    order = fit_loop(loop, stage.n_layer) if loop else copy.deepcopy(c.order)
     return Plan(step, rate(c, step), stage.n_layer, stage.order, order, data, batch, r,
                 backprop_depth)
+
+
+def training_flops(model, c):
+    """Return the training FLOPs of one token. A loss that computes more than the model's own has an
+    attribute `flops`, a function of the model and of the tokens in a row, which counts them all."""
+    flops = getattr(c.loss, 'flops', None)
+    return flops(model, c.context) if flops else model.flops_per_token(context=c.context)
+
+
+def has_own_parts(model, c):
+    "Return whether a run has a loss or a Span that is not the book's."
+    own_spans = [span for span in spans_in(model.order) if type(span) not in (Span, Core, Window)]
+    return bool(c.loss or own_spans)
 
 
 def seed_for(seed, purpose, step=0):

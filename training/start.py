@@ -5,6 +5,7 @@ branched    branch_from is another run, the trunk. Its model, optimizers, totals
             folder of its own, under settings of its own
 new         from step 0 on, with the model of init_from, which may be cut, or with random weights
 """
+import inspect
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -71,17 +72,17 @@ def branched(c, data):
 
 
 def new(c, data, open_parent):
+    torch.manual_seed(seed_for(c.seed, 'init'))
     if c.init_from:
         model, parent = open_parent(c.init_from)
     else:
-        torch.manual_seed(seed_for(c.seed, 'init'))
         n_vocab = c.vocab_size or data['data'].datasets[0].about['n_vocab']
         model, parent = LM(model_config(c, stages(c)[0].n_layer, n_vocab)), {}
     if c.cut:
         require(not core_of(model), f'{c.init_from} has a core already: --cut=none')
         require(not (c.init_from and model.config.ln_scaling), 'LN-scaling would give layers the '
                 f'scale of another depth: nanodepth cut {c.init_from} {c.cut} keeps it')
-        model = surgery(model, c.cut)
+        model = surgery(model, c.cut, c.core or Core)
     past = Past(first_n_layer=len(model.layers), published=parent.get('published', False),
                 inherited_flops=parent.get('flops', 0) + parent.get('inherited_flops', 0),
                 data=parent.get('data', {}), copy_words=parent.get('copy_words'))
@@ -91,7 +92,6 @@ def new(c, data, open_parent):
             'a looped model does not grow')
     refuse_another_tokenizer(data, past.data, model.config.vocab_size)
     model.order = plan(c, 0).order or model.order
-    model.check(model.order)
     require(c.init_from or {*unrolled(model.order)} == {*range(len(model.layers))},
             f'the order {model.order} runs only some of n_layer={len(model.layers)} new layers')
     return c, model, past
@@ -152,6 +152,8 @@ def refuse_what_does_not_fit(c, model, size):
     require(len(orders) <= 1, f'{" and ".join(orders)} do not go together')
     require(not any(isinstance(span, Core) for span in spans_in(c.order or ())),
             'a core is made by cut (cut = "2-2-2"), and not by order')
+    require(c.core is None or inspect.isclass(c.core) and issubclass(c.core, Core),
+            f'core={c.core} is not a class of cores: write class MyCore(Core), and core = MyCore')
     if core_of(model):
         require(not orders and not c.cooldown_loop,
                 'grow, loop, order and cooldown_loop are not for a recurrent core')
@@ -183,7 +185,7 @@ def refuse_another_model(c, model, past):
     is_its_own = c.init_from or core_of(model)      # else the settings say the order
     require(plan(c, step).order or is_its_own or model.order == [*range(len(model.layers))],
             f'{c.branch_from} runs the order {unrolled(model.order)}: give its loop or order')
-    model.check(c.order or model.order)
+    model.check(plan(c, step).order or model.order)
 
 
 def refuse_another_tokenizer(data, before, n_vocab):

@@ -16,7 +16,7 @@ from nanodepth.common.options import read
 from nanodepth.common.whose import copy_licence
 from nanodepth.grow import untie
 from nanodepth.model import require, spans_in
-from nanodepth.models.authors import authors_surgery, flops_paper
+from nanodepth.models.authors import AuthorsCore, flops_paper
 from nanodepth.models.checkpoint import cost_of, data_of, open_path, spent_on
 from nanodepth.models.hf import fold_scales
 from nanodepth.report.tables import columns
@@ -67,9 +67,11 @@ def operate(options, parent):
         parent.head.weight = torch.nn.Parameter(parent.head.weight.detach().clone())
         parent.config.tie_embeddings = False
         torch.manual_seed(seed_for(options.seed, 'retrofit'))
-        model = authors_surgery(parent, parts, options.inject or 'authors', start='authors')
+    if options.authors or options.inject:
+        model = surgery(parent, parts, AuthorsCore, inject=options.inject or 'random',
+                        start='authors' if options.authors else 'normal')
     else:
-        model = surgery(parent, parts, options.inject or 'identity')
+        model = surgery(parent, parts)
     if options.dense:
         return untie(parent, sum(parts, []))
     share = flops_paper(model, 4) / (6 * layer * len(parent.layers))

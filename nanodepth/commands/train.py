@@ -14,15 +14,17 @@ from nanodepth import ROOT
 from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.options import read
 from nanodepth.grow import untie
+from nanodepth.loop import in_order
 from nanodepth.model import LM, require, unrolled
 from nanodepth.models.checkpoint import data_of, open_path, spent_on, state_of
 from nanodepth.report.tables import columns
-from nanodepth.retrofit import core_of, surgery
+from nanodepth.retrofit import Core, core_of, surgery
 from nanodepth.text.tokenizer import copy_tokenizer
 from nanodepth.train import train
 from nanodepth.training.loader import Loader, make_toy_data
 from nanodepth.training.machine import PEAKS
-from nanodepth.training.plan import NEEDED_BY, Config, model_config, plan, stages
+from nanodepth.training.plan import (NEEDED_BY, Config, model_config, plan, stages,
+                                     training_flops)
 from nanodepth.training.start import (Past, filled_in, load_past, refuse_another_model,
                                       refuse_what_does_not_fit)
 
@@ -84,7 +86,7 @@ def begun(config):
         return config, model, past.step
     model = open_path(config.init_from)[1] if config.init_from else None
     if config.cut:
-        model = surgery(model or empty(config, config.n_layer), config.cut)
+        model = surgery(model or empty(config, config.n_layer), config.cut, config.core or Core)
     if model:
         config = filled_in(config, model, Past(first_n_layer=len(model.layers)))
     return config, model, 0
@@ -105,7 +107,7 @@ def stretches(config):
         now = plan(config, first)
         if parent is None:
             model = empty(config, now.n_layer)
-            model.order = list(now.order or model.order)
+            model.order = now.order or model.order
         else:
             if now.n_layer > len(parent.layers):
                 parent = untie(parent, now.grown_from)
@@ -115,15 +117,16 @@ def stretches(config):
                 f'{config.context} tokens are more than the context of {model.config.context}')
         require({*unrolled(order)} <= {*range(len(model.layers))},
                 f'the order {unrolled(order)} names more than {len(model.layers)} layers')
-        if core:        # its equal draws are computed once
-            draws = (plan(config, step) for step in range(first, end))
-            flops = 0
-            counts = collections.Counter((each.r, each.backprop_depth) for each in draws)
-            for (core.r, core.backprop_depth), n in counts.items():
-                flops += n * model.flops_per_token(order, config.context)
-            core.r, core.backprop_depth = config.recurrence, config.backprop_depth
-        else:
-            flops = (end - first) * model.flops_per_token(order, config.context)
+        with in_order(model, order):
+            if core:        # its equal draws are computed once
+                draws = (plan(config, step) for step in range(first, end))
+                flops = 0
+                counts = collections.Counter((each.r, each.backprop_depth) for each in draws)
+                for (core.r, core.backprop_depth), n in counts.items():
+                    flops += n * training_flops(model, config)
+                core.r, core.backprop_depth = config.recurrence, config.backprop_depth
+            else:
+                flops = (end - first) * training_flops(model, config)
         rows.append((end - first, model, len(unrolled(order)), flops))
     return rows
 

@@ -129,7 +129,7 @@ class LM {
     let s = this.weights.first_states.floats.slice(cache.position * C, (cache.position + T) * C);
     for (let k = 0; k < r; k++) {
       const mixed = joined(...[...Array(T).keys()].flatMap(t => [row(s, t), row(e, t)]));
-      s = this.run(this.weight('adapter') ? linear(this.weight('adapter'), mixed) : add(s, e), core, prelude.length + k * core.length, cache, tap);
+      s = this.run(this.weight('spans.0.adapter') ? linear(this.weight('spans.0.adapter'), mixed) : add(s, e), core, prelude.length + k * core.length, cache, tap);
     }
     return this.run(s, coda, prelude.length + r * core.length, cache, tap);
   }

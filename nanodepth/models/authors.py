@@ -1,34 +1,42 @@
 """What the authors of "Retrofitted Recurrence" have otherwise than retrofit.py, which says where it
-differs: their first states, their adapters, and their count of FLOPs.
-Usage: model = authors_surgery(model, '4-8-4', start='authors')
+differs: their adapters, their first states, and their count of FLOPs.
+Usage: model = surgery(model, '4-8-4', AuthorsCore, start='authors')
 """
-import math
-
 import torch
 import torch.nn as nn
 
 from nanodepth.model import require
-from nanodepth.retrofit import Core, core_of, surgery
+from nanodepth.retrofit import Core, core_of
 
 AUTHORS_STD = 0.0087039     # sqrt(2 / (5 * 5280)), the width of their first model, at any width
 
 
 class AuthorsCore(Core):
-    """A Core with other first states.
+    """A Core with another adapter and other first states.
 
+    inject     how the adapter begins: 'random', as torch begins it, or 'identity', as a Core's.
+               With 'add' there is none: the sum s + e replaces it
     start      'normal' noise of the std sqrt(2 / (5 width)), or the 'authors', of the std 0.0087 at
                any width, cut at 3 sigma
     state_std  another std; 0 begins with zeros
 
     Theirs are drawn anew in each forward. Here a text has always the same, as in a Core."""
 
-    def __init__(self, items, r=4, backprop_depth=8, start='normal', state_std=None):
+    def __init__(self, items, r=4, backprop_depth=8, inject='random', start='normal',
+                 state_std=None):
         super().__init__(items, r, backprop_depth)
+        require(inject in ('random', 'identity', 'add'), f'inject={inject}: random, identity, add')
         require(start in ('normal', 'authors'), f'start={start}: normal or authors')
-        self.start, self.state_std = start, state_std
+        self.inject, self.start, self.state_std = inject, start, state_std
 
-    def settings(self):
-        return super().settings() | dict(start=self.start, state_std=self.state_std)
+    def make_weights(self, model):
+        if self.inject == 'identity':
+            super().make_weights(model)
+        elif self.inject == 'random':
+            self.adapter = nn.Linear(2 * model.config.n_embd, model.config.n_embd, bias=False)
+
+    def mix(self, s, e):
+        return s + e if self.inject == 'add' else super().mix(s, e)
 
     def std(self, width):
         if self.state_std is not None:
@@ -40,21 +48,6 @@ class AuthorsCore(Core):
             return super().noise(shape, generator)
         x = torch.empty(shape, device=generator.device)
         return nn.init.trunc_normal_(x, a=-3, b=3, generator=generator)
-
-
-def authors_surgery(model, shape, inject='authors', kind=AuthorsCore, **settings):
-    """surgery with their Core. inject: 'authors', an adapter as torch begins it; 'linear', one that
-    begins wider; or one of surgery's own."""
-    if inject in ('identity', 'add'):
-        return surgery(model, shape, inject, kind, **settings)
-    require(inject in ('authors', 'linear'), f'inject={inject}: authors, linear, identity or add')
-    width = model.config.n_embd
-    begun = nn.Linear(2 * width, width, bias=False)
-    if inject == 'linear':
-        nn.init.normal_(begun.weight, std=math.sqrt(2 / (5 * width)))
-    new = surgery(model, shape, kind=kind, **settings)
-    new.adapter.load_state_dict(begun.state_dict())
-    return new
 
 
 def parts_of(model):

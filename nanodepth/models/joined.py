@@ -15,8 +15,7 @@ from nanodepth.common.files import read_json
 from nanodepth.common.whose import file_of
 from nanodepth.model import LM, ModelConfig, spans_in
 from nanodepth.models.hf import filled, write_checkpoint
-from nanodepth.retrofit import Adapter, Add
-from nanodepth.training.checkpoint import defined_in, read_order, written
+from nanodepth.training.checkpoint import defined_in, read_order, renamed, written
 from nanodepth.wrapper import SOLVERS, Window
 
 FAMILY = 'nanodepth'
@@ -69,7 +68,7 @@ def save_joined(model, folder, tokenizer=None, about=None):
                if name != 'head.weight' or not model.config.tie_embeddings}
     write_checkpoint(model, folder, weights, dict(
         model_type=FAMILY, architectures=['DepthForCausalLM'], lm=asdict(model.config),
-        order=written(model.order), adapter=type(model.adapter).__name__ if model.adapter else None,
+        order=written(model.order),
         auto_map=dict(AutoConfig=f'{CODE}.DepthConfig',
                       AutoModelForCausalLM=f'{CODE}.DepthForCausalLM')),
         tokenizer, {f'{CODE}.py': code(model)}, about)
@@ -80,11 +79,9 @@ def load_joined(path):
     c = read_json(file_of(path, 'config.json'))
     with torch.device('meta'):
         model = LM(ModelConfig(**c['lm']))
-        if c['adapter']:
-            model.adapter = Adapter(model.config.n_embd) if c['adapter'] == 'Adapter' else Add()
-    model.order = read_order(c['order'])
+        model.order = read_order(c['order'])
     weights = {name.removeprefix('model.'): t
                for name, t in load_file(file_of(path, 'model.safetensors')).items()}
     if model.config.tie_embeddings:
         weights['head.weight'] = weights['embed.weight']
-    return filled(model, weights)
+    return filled(model, renamed(weights))

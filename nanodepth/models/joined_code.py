@@ -17,9 +17,9 @@ class DepthConfig(PretrainedConfig):
     model_type = 'nanodepth'
     keys_to_ignore_at_inference = ['past_key_values']       # when Trainer evaluates
 
-    def __init__(self, lm=None, order=(), adapter=None, **settings):
-        "lm: a ModelConfig's settings. order: as a checkpoint has it. adapter: Adapter or Add."
-        self.lm, self.order, self.adapter = lm or {}, list(order), adapter
+    def __init__(self, lm=None, order=(), **settings):
+        "lm: a ModelConfig's settings. order: as a checkpoint has it."
+        self.lm, self.order = lm or {}, list(order)
         own = ModelConfig(**self.lm)
         for name, value in dict(vocab_size=own.vocab_size, hidden_size=own.n_embd,
                                 num_attention_heads=own.n_head, max_position_embeddings=own.context,
@@ -88,13 +88,10 @@ class DepthForCausalLM(PreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.model = LM(ModelConfig(**config.lm | dict(vocab_size=config.vocab_size)))
         self.model.order = order_of(config.order)
-        if config.adapter:
-            width = self.model.config.n_embd
-            self.model.adapter = Adapter(width) if config.adapter == 'Adapter' else Add()
         del self.model.cos, self.model.sin      # transformers would cast them, or leave them empty
         self.model.cos = self.model.sin = torch.empty(0)
-        self.core = core_of(self.model)
-        self.r = self.core and self.core.r
+        core = core_of(self.model)
+        self.r = core and core.r
         self.post_init()
 
     def get_output_embeddings(self):
@@ -123,11 +120,11 @@ class DepthForCausalLM(PreTrainedModel, GenerationMixin):
             pads = keep.int().argmax(-1)
             require(not (model.layers[0].gradient_checkpointing and self.training and pads.any()),
                     'with gradient checkpointing, padding stands behind a text, not before it')
-        if self.core:
-            self.core.r = num_steps or self.r
-            vars(self.core).pop('first_state', None)
+        if core := core_of(model):
+            core.r = num_steps or self.r
+            vars(core).pop('first_state', None)
             if pads is not None:
-                self.core.first_state = states_behind(pads, self.core.first_state)
+                core.first_state = states_behind(pads, core.first_state)
         cache = None if past_key_values is None else self.ours(past_key_values)
         with Padded(keep) if keep is not None else nullcontext():
             x = model.norm(model.hidden(input_ids, cache=cache))

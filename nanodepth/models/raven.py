@@ -14,7 +14,7 @@ from nanodepth.common.whose import file_of
 from nanodepth.model import LM, ModelConfig, require, spans_in
 from nanodepth.models.authors import AUTHORS_STD, AuthorsCore, parts_of
 from nanodepth.models.hf import beyond, filled, llama3, write_checkpoint
-from nanodepth.retrofit import Adapter, Core, core_of
+from nanodepth.retrofit import Core, core_of
 
 FAMILY = 'huginn_raven'
 # The names are those that they have published. A published checkpoint itself was not at hand.
@@ -24,7 +24,7 @@ LAYER = {           # theirs: ours, whose rows it holds one after the other
     'mlp.fc': ['mlp.gate', 'mlp.up'], 'mlp.proj': ['mlp.down'],
 }
 OUTSIDE = {'transformer.wte': 'embed', 'transformer.ln_f': 'norm', 'lm_head': 'head',
-           'transformer.adapter': 'adapter'}
+           'transformer.adapter': 'spans.0.adapter'}
 SIZES = 'n_layers_in_prelude', 'n_layers_in_recurrent_block', 'n_layers_in_coda'
 # what a config.json of theirs leaves out stands for these
 DEFAULTS = dict(
@@ -63,11 +63,10 @@ def load_raven(path):
         rope_scaling=llama3(rope) if kind == 'llama3' else None)
     with torch.device('meta'):      # no memory, no random numbers
         model = LM(config)
-        model.adapter = Adapter(config.n_embd)
-    model.order = [*range(p), AuthorsCore(
-        range(p, p + core), c.mean_recurrence, c.mean_backprop_depth,
-        start='authors' if c.init_values.get('cut', True) else 'normal',
-        state_std=c.init_values.get('std', AUTHORS_STD)), *range(p + core, config.n_layer)]
+        model.order = [*range(p), AuthorsCore(
+            range(p, p + core), c.mean_recurrence, c.mean_backprop_depth,
+            start='authors' if c.init_values.get('cut', True) else 'normal',
+            state_std=c.init_values.get('std', AUTHORS_STD)), *range(p + core, config.n_layer)]
     rows = {name: len(t) for name, t in model.state_dict().items()}
     tensors.pop('freqs_cis', None)
     weights = {}
@@ -100,12 +99,12 @@ def save_authors(model, folder, tokenizer=None, about=None):
     ours = [*beyond(c), *['head_dim'] * (c.head_dim * c.n_head != c.n_embd)]
     require(not ours, f'their format has no {", ".join(ours)}')
     weights = model.state_dict() | {'head.weight': model.head.weight}
-    if 'adapter.weight' not in weights:     # inject='add': s + e, so the adapter is [I I]
-        weights['adapter.weight'] = torch.eye(c.n_embd).repeat(1, 2).to(model.norm.weight)
+    if 'spans.0.adapter.weight' not in weights:     # s + e, so the adapter is [I I]
+        weights['spans.0.adapter.weight'] = torch.eye(c.n_embd).repeat(1, 2).to(model.norm.weight)
     tensors = {theirs: torch.cat([weights[name] for name in ours])
                for theirs, ours in names_of(model).items()}
     if type(core) is Core:      # the same with all that it says
-        core = AuthorsCore(core.items, core.r, core.backprop_depth, start='normal')
+        core = AuthorsCore(core.items, core.r, core.backprop_depth)
     write_checkpoint(model, folder, tensors, dict(
         architectures=['RavenForCausalLM'], model_type=FAMILY, n_embd=c.n_embd, n_heads=c.n_head,
         num_key_value_heads=c.n_kv_head, intermediate_size=c.ffn_dim, vocab_size=c.vocab_size,

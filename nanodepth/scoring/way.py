@@ -3,17 +3,18 @@ some number of times, a window in the wrapper. {} is the model as it is.
 Usage: with in_way(model, dict(window='mid4', K=2)): model(tokens)        # ours, or transformers'
 """
 import contextlib
-import copy
+import inspect
 import itertools
 import math
 from dataclasses import dataclass, fields
 
 from nanodepth.common.whose import is_ours
 from nanodepth.loop import fit_loop, in_order
-from nanodepth.model import Span, require, unrolled
+from nanodepth.model import Refused, Span, require, spans_in, unrolled
 from nanodepth.models.checkpoint import cost_of
 from nanodepth.report.tables import PLAIN
 from nanodepth.retrofit import Core, core_of
+from nanodepth.training.settings import as_kind
 from nanodepth.wrapper import Window, pick_window
 from nanodepth.wrapping.others import layers_of, wrapped
 
@@ -23,6 +24,7 @@ class Ways:
     "How the models run. Several values, as in --r=1,2,4, are several ways."
     loop: tuple[str, ...] = ()      # the layers in another order, such as 3-2x2-3
     r: tuple[int, ...] = ()         # how often a recurrent core runs
+    span: tuple[str, ...] = ()      # an argument of the Spans in the model's order, such as q:0.3
     window: tuple[str, ...] = ()    # what the wrapper runs: 3-5, mid4, or a share of the depth
     solver: tuple[str, ...] = ()    # how it does (rk)
     K: tuple[int, ...] = ()         # in how many steps (3)
@@ -59,7 +61,7 @@ def in_words(way):
 
 def of_window(way):
     "What of a way is for `wrapped`."
-    return {name: value for name, value in way.items() if name not in ('loop', 'r')}
+    return {name: value for name, value in way.items() if name not in ('loop', 'r', 'span')}
 
 
 @contextlib.contextmanager
@@ -67,12 +69,14 @@ def in_way(model, way):
     "The model runs in a way inside a `with`."
     core = core_of(model)
     with contextlib.ExitStack() as stack:
+        if 'span' in way:
+            stack.enter_context(in_order(model, with_argument(model, way['span'])))
+            core = core_of(model)
         if 'r' in way:
             require(core, f'{in_words(way)}: this model has no recurrent core to run r times')
-            order, core = copy.deepcopy((model.order, core))    # (it, wherever it stands)
+            require(way['r'] > 0, '--r=0 is too small: the core must run at least once')
+            stack.callback(setattr, core, 'r', core.r)
             core.r = way['r']
-            require(core.r > 0, '--r=0 is too small: the core must run at least once')
-            stack.enter_context(in_order(model, order))
         if 'loop' in way:
             require(is_ours(model) and not core, f'{in_words(way)}: only a model of ours, without '
                     'a recurrent core, runs its layers in another order')
@@ -80,6 +84,47 @@ def in_way(model, way):
         if of_window(way):
             stack.enter_context(wrapped(model, **of_window(way)))
         yield model
+
+
+def with_argument(model, text):
+    """Return the model's order with an argument of its Spans set anew: 'q:0.3' makes each Span that
+    takes `q` again with q=0.3, and with the weights that it has."""
+    name, _, value = text.partition(':')
+    takers = [span for span in spans_in(getattr(model, 'order', ()))
+              if name in inspect.signature(type(span)).parameters]
+    require(value and name not in ('items', 'r') and takers,
+            f'--span={text}: write --span=NAME:VALUE with an argument of a Span in the order '
+            f'{getattr(model, "order", "of this model")}' + ' (for r, --r=VALUE)' * (name == 'r'))
+
+    def changed(items):
+        return [item if isinstance(item, int) else again(item) for item in items]
+
+    def again(span):
+        settings = span.settings()
+        if span in takers:
+            settings[name] = as_argument(type(span), name, value)
+        new = type(span)(changed(span.items), **settings)
+        new.train(model.training)
+        model.make_weights([new])
+        try:
+            new.load_state_dict(span.state_dict())
+        except RuntimeError:
+            raise Refused(f'--span={text}: {name} decides the shape of the weights of '
+                          f'{type(span).__name__}, which are trained already') from None
+        return new
+    return changed(model.order)
+
+
+def as_argument(kind, name, text):
+    """Return a text as the type of an argument of a class, which is its annotation, or else the
+    type of its default."""
+    argument = inspect.signature(kind).parameters[name]
+    annotated = argument.annotation
+    kind = type(argument.default) if annotated is argument.empty else annotated
+    try:
+        return as_kind(text, kind)
+    except ValueError:
+        raise Refused(f'--span={name}:{text} must be {inspect.formatannotation(kind)}') from None
 
 
 def layers_run(order):
