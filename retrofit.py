@@ -66,23 +66,24 @@ class Core(Span):
         require(self.r >= 1 and self.backprop_depth >= 1,
                 f'r={self.r}, backprop_depth={self.backprop_depth}: both are at least 1')
 
-        def once(s, depth):
-            x = self.mix(s, e)
-            # Autocast made it bfloat16. As a stream it is float32, or each run would round it.
-            return run(x.to(e.dtype), self.items, depth)
-
         s = self.first_state(run, e)
         for i in range(self.r):
             # detach, and not torch.no_grad(): autocast keeps the bfloat16 copies of weights, and in
             # some versions of torch those made under no_grad get no gradient in later runs.
             if i <= self.r - self.backprop_depth:
                 s = s.detach()
-            depth = run.depth       # the backward pass may compute `once` again, at this depth
+            depth = run.depth       # the backward pass may compute the step again, at this depth
             if self.recompute and torch.is_grad_enabled():
-                s = checkpoint(once, s, depth, use_reentrant=False)
+                s = checkpoint(self.step, run, s, e, depth, use_reentrant=False)
             else:
-                s = once(s, depth)
+                s = self.step(run, s, e, depth)
         return s                                                                # (B, T, C)
+
+    def step(self, run, s, e, depth):
+        "Return the state (B, T, C) after one more run of the items, which begin at this depth."
+        x = self.mix(s, e)
+        # Autocast made it bfloat16. As a stream it is float32, or each run would round it.
+        return run(x.to(e.dtype), self.items, depth)
 
     def first_state(self, run, e):
         """Noise (B, T, C). In training each row draws its own. Otherwise it depends on a token's
@@ -123,6 +124,8 @@ def surgery(model, shape, kind=Core, **settings):
     or three lists of layers. `kind` is the class of the core, and `settings` are passed to it."""
     require(model.order == [*range(len(model.layers))],
             f'surgery is for a model that runs each of its layers once, not {model.order}')
+    require(isinstance(kind, type) and issubclass(kind, Core),
+            f'{kind} is not a class of cores: write class MyCore(Core), and core = MyCore')
     prelude, core, coda = parts_of_shape(shape, len(model.layers))
     return untie(model, [*prelude, kind(core, **settings), *coda])
 

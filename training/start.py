@@ -5,7 +5,6 @@ branched    branch_from is another run, the trunk. Its model, optimizers, totals
             folder of its own, under settings of its own
 new         from step 0 on, with the model of init_from, which may be cut, or with random weights
 """
-import inspect
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -152,8 +151,6 @@ def refuse_what_does_not_fit(c, model, size):
     require(len(orders) <= 1, f'{" and ".join(orders)} do not go together')
     require(not any(isinstance(span, Core) for span in spans_in(c.order or ())),
             'a core is made by cut (cut = "2-2-2"), and not by order')
-    require(c.core is None or inspect.isclass(c.core) and issubclass(c.core, Core),
-            f'core={c.core} is not a class of cores: write class MyCore(Core), and core = MyCore')
     if core_of(model):
         require(not orders and not c.cooldown_loop,
                 'grow, loop, order and cooldown_loop are not for a recurrent core')

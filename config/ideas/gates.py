@@ -1,0 +1,30 @@
+"""Loop vectors and gates: what tells the iterations of a loop apart.
+
+The idea: each iteration adds a learned vector to the stream, so that the same layers know which
+iteration this is. A learned gate decides how much of the iteration's result is taken.
+
+Paper: the vectors are those of "Universal Transformers" (Dehghani et al., 2018), learned instead of
+sinusoidal. The gates are one number for each iteration, and begin at one half.
+
+    python train.py config/ideas/gates.py
+"""
+import torch
+from torch import nn
+
+from model import Span
+
+
+class Gated(Span):
+    def make_weights(self, model):
+        self.vectors = nn.Parameter(torch.zeros(self.times, model.config.n_embd))
+        self.gates = nn.Parameter(torch.zeros(self.times))
+
+    def forward(self, run, x):
+        for vector, gate in zip(self.vectors, self.gates):
+            x = torch.lerp(x, run(x + vector, self.items), gate.sigmoid())
+        return x
+
+
+out_dir = 'out/gates'
+n_layer = 4
+order = [0, Gated([1, 2], times=3), 3]

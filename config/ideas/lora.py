@@ -1,0 +1,54 @@
+"""Relaxed recursion: the layers of a loop are almost the same in each iteration.
+
+The idea: in iteration t a matrix W of a layer is replaced by W + B[t] A[t], where A and B are thin.
+So the iterations may differ at the price of a few weights. B begins at zero, as a plain loop.
+
+Paper: "Relaxed Recursive Transformers: Effective Parameter Sharing with Layer-wise LoRA" (Bae et
+al., 2024). What differs here: A is random, and does not come from a decomposition of a larger
+model. Because W + B A is computed in each forward pass, such layers are not compiled on a GPU.
+
+    python train.py config/ideas/lora.py
+"""
+import torch
+from torch import nn
+
+from model import Span
+
+
+class Relaxed(Span):
+    def __init__(self, items, times=3, rank=4):
+        super().__init__(items, times)
+        self.rank = rank
+
+    def make_weights(self, model):
+        self.A, self.B = nn.ParameterDict(), nn.ParameterDict()
+        shape = self.times, len(self.items)
+        for name, W in model.layers[0].named_parameters():
+            if W.dim() == 2:
+                A = torch.randn(*shape, self.rank, W.shape[1]) / self.rank
+                B = torch.zeros(*shape, W.shape[0], self.rank)
+                self.A[key(name)], self.B[key(name)] = nn.Parameter(A), nn.Parameter(B)
+
+    def forward(self, run, x):
+        layers = run.layers
+        for t in range(self.times):
+            run.layers = {i: self.changed(layers[i], t, k) for k, i in enumerate(self.items)}
+            x = run(x, self.items)
+        run.layers = layers
+        return x
+
+    def changed(self, block, t, k):
+        "Return the block with the weights that it has in iteration t, as the k-th item."
+        weights = {name: W + self.B[key(name)][t, k] @ self.A[key(name)][t, k]
+                   for name, W in block.named_parameters() if W.dim() == 2}
+        return lambda *inputs: torch.func.functional_call(block, weights, inputs)
+
+
+def key(name):
+    "Return a parameter's name as a key of a ParameterDict, which may hold no dots."
+    return name.replace('.', '_')
+
+
+out_dir = 'out/lora'
+n_layer = 4
+order = [0, Relaxed([1, 2]), 3]

@@ -1,0 +1,34 @@
+"""A loop that comes to rest: its last iteration should change the stream as little as possible.
+
+The idea: the loss has a penalty on the move of the last iteration, as a share of the stream. If the
+loop is near a fixed point, more iterations at test time do not hurt.
+
+Paper: that a loop can be trained towards its fixed point is the idea of "Deep Equilibrium Models"
+(Bai et al., 2019). They solve for it; here it is only a penalty.
+
+    python train.py config/ideas/settle.py
+    nanodepth config/ideas/settle.py evaluate out/settle --span=times:2,times:4,times:8
+"""
+from model import Span
+
+
+class Settles(Span):
+    def __init__(self, items, times=3):
+        super().__init__(items, times)
+
+    def forward(self, run, x):
+        for _ in range(self.times):
+            before, x = x, run(x, self.items)
+        run.notes['move'] = (x - before).square().mean() / before.square().mean()
+        return x
+
+
+def loss(model, tokens, targets):
+    notes = {}
+    ordinary = model.mean_loss(model.hidden(tokens, notes=notes), targets)
+    return ordinary + 0.1 * notes['move']
+
+
+out_dir = 'out/settle'
+n_layer = 4
+order = [0, Settles([1, 2]), 3]
