@@ -11,7 +11,7 @@ from pathlib import Path
 
 __version__ = '0.2.0'
 HERE = Path(__file__).resolve().parent
-IS_COMMAND = Path(sys.argv[0]).name in ('nanodepth', '__main__.py')     # and not a user's script
+IS_COMMAND = Path(sys.argv[0]).name in ('nanodepth', '-m')       # and not a script of a user
 ROOT = HERE if (HERE / 'model.py').exists() else HERE.parent    # a wheel has the seven in here
 if ROOT != HERE:
     __path__.append(str(ROOT))              # a clone: config/ and data/ are nanodepth.config, .data

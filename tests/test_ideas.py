@@ -17,8 +17,8 @@ from nanodepth.training.plan import Config
 
 IDEAS = sorted((ROOT / 'config/ideas').glob('*.py'))
 # what two ways of running may be asked of the trained model, and what they change
-ASKED = dict(ouro='--span=q:0.1,q:0.9', deep='--span=times:1,times:6', settle='--span=times:1,times:8',
-             halt='--span=eps:0.0,eps:9.0')
+ASKED = dict(ouro='--span=q:0.1,q:0.9', deep='--span=times:1,times:6',
+             settle='--span=times:1,times:8', halt='--span=eps:0.0,eps:9.0')
 
 
 @pytest.fixture(params=IDEAS, ids=lambda path: path.stem)

@@ -413,28 +413,25 @@ def test_evaluate_draws_over_shots_or_a_setting(words, drawn_at, run, tmp_path, 
         *zip(drawn_at, shares)]
 
 
-MINE = re.search(r'```python\n(# mine\.py\n.*?)```', (ROOT / 'docs/EXTEND.md').read_text(),
-                 flags=re.S)[1]
+AGAIN, MINE = (re.search(rf'```python\n(# {name}\.py\n.*?)```',
+                         (ROOT / 'docs/EXTEND.md').read_text(), flags=re.S)[1]
+               for name in ('again', 'mine'))
 
 
 def test_extend_writes_a_span_a_solver_and_a_measure(tiny, data, tmp_path, monkeypatch):
-    "In one file, which calls the commands, and which a config imports."
-    mine = tmp_path / 'mine.py'
+    "A config with a Span, and a file that the command runs first."
+    mine, again = tmp_path / 'mine.py', tmp_path / 'again.py'
     mine.write_text(MINE)
-    (tmp_path / 'again.py').write_text(
-        'from mine import Again\nn_layer = 4\norder = [0, Again([1, 2]), 3]\n'
-        f'data, out_dir = {str(data)!r}, {str(tmp_path / "run")!r}\n'
-        'context, batch_size, steps, n_embd, n_head, head_dim = 16, 4, 6, 32, 2, 16\n')
-    monkeypatch.syspath_prepend(tmp_path)
+    again.write_text(AGAIN)
     monkeypatch.setitem(MEASURES, 'rank', None)         # it goes after this test
     monkeypatch.setitem(SOLVERS, 'norm_stab', None)
-    for argv in (['train', str(tmp_path / 'again.py'), '--warmup_steps=1', '--decay_steps=1',
-                  '--device=cpu'],
-                 ['evaluate', str(tmp_path / 'run'), '--measures=loss,rank', '--window=0-0',
+    small = '--context=16 --batch_size=4 --steps=6 --n_embd=32 --n_head=2 --head_dim=16'
+    for argv in ([again, 'train', again, *small.split(), f'--data={data}', '--device=cpu',
+                  f'--out_dir={tmp_path / "run"}', '--warmup_steps=1', '--decay_steps=1'],
+                 [mine, 'evaluate', tmp_path / 'run', '--measures=loss,rank', '--window=0-0',
                   '--solver=norm_stab', '--K=2', f'--out={tmp_path / "e.csv"}', '--device=cpu'],
-                 ['export', str(tmp_path / 'run'), str(tmp_path / 'hf')]):
-        monkeypatch.setattr(sys, 'argv', [str(mine), *argv])
-        runpy.run_path(str(mine), run_name='__main__')
+                 [again, 'export', tmp_path / 'run', tmp_path / 'hf']):
+        nanodepth(None, [*map(str, argv)])
     rows = {(row['way'], row['measure']): row for row in read_rows(tmp_path / 'e.csv')}
     model, val = checkpoint.load_model(tmp_path / 'run'), Loader(data, 4, 16, 'val')
     assert model.order[1].settings() == dict(share=0.5)

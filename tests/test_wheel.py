@@ -61,7 +61,7 @@ def test_wheel_is_whole_and_works_beside_others(data, tmp_path):
         names = file.namelist()
         file.extractall(site)               # as pip does
     assert {name.partition('/')[0] for name in names} == {'nanodepth', 'nanodepth-0.2.0.dist-info'}
-    needed = [*map(file_of, BOOK), *ROOT.glob('config/*.py'), *ROOT.glob('data/*/prepare.py')]
+    needed = [*map(file_of, BOOK), *ROOT.glob('config/**/*.py'), *ROOT.glob('data/*/prepare.py')]
     assert {f'nanodepth/{path.relative_to(ROOT)}' for path in needed} < {*names}
     for path in (ROOT / 'nanodepth').rglob('*.*'):
         assert path.suffix == '.pyc' or str(path.relative_to(ROOT)) in names
@@ -76,6 +76,10 @@ def test_wheel_is_whole_and_works_beside_others(data, tmp_path):
         here = llama(torch.arange(12)[None]).logits
     assert torch.equal(torch.load(theirs / 'logits.pt'), here)
     assert (theirs / 'out/lidas/ckpt.pt').exists() and (theirs / 'out/lidas/loss.png').exists()
+    # a config may import the book by its bare names if nobody else has them
+    (tmp_path / 'empty').mkdir()
+    python(tmp_path / 'empty', site, '-m', 'nanodepth', 'train', 'config/ideas/gates.py',
+           f'--data={data}', *SMALL)
 
 
 def test_clone_has_each_module_once(tmp_path):

@@ -107,7 +107,8 @@ def span_class(name):
     for each in classes:
         classes += each.__subclasses__()
     classes = [each for each in classes if each.__name__ == name]
-    require(classes, f'the class {name} of a Span is needed: import its file (docs/EXTEND.md)')
+    require(classes, f'the class {name} of a Span is needed: name its file first, as in '
+            'nanodepth mine.py evaluate out/run, or import it')
     # of a notebook's cell that was run again, or a script that is also imported, the last one
     files = {defined_in(each) for each in classes} - {'__main__'}
     require(len(files) <= 1, f'Spans of several files are called {name}: {files}')

@@ -97,7 +97,8 @@ class Config:
 
 
 # {what is there: settings without effect if it is not}. Your own optimizer may read muon's.
-NEEDED_BY = dict(cut='core', grow='init grow_block grow_from grow_alpha', muon='adamw_lr muon_scaling',
+NEEDED_BY = dict(cut='core', grow='init grow_block grow_from grow_alpha',
+                 muon='adamw_lr muon_scaling',
                  recurrence='curriculum curriculum_shape backprop_curriculum recompute')
 POSITIVE = set('steps batch_size context grad_accum n_layer n_embd n_head grow_block grow_from '
                'recurrence backprop_depth'.split())

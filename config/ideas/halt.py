@@ -5,8 +5,8 @@ not use all of them: if a run moves a token's state by less than a share eps of 
 token has arrived, and keeps its state from then on. So hard tokens run longer than easy ones.
 
 Paper: "Scaling up Test-Time Compute with Latent Reasoning: A Recurrent Depth Approach" (Geiping et
-al., 2025), section 6, which compares predictions instead of states. All r runs are computed, because
-later tokens need their keys: `runs` says how many change a token.
+al., 2025), section 6, which compares predictions instead of states. All r runs are computed,
+because later tokens need their keys: `runs` says how many change a token.
 
     python train.py config/ideas/halt.py
     nanodepth config/ideas/halt.py evaluate out/halt --r=8 --measures=loss,metric \\
