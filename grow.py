@@ -13,19 +13,18 @@ Differs: LIDAS's slice and PROP-alpha's rounding (docs/FIGURES.md, at its end).
 
 Usage:
     order = lidas(n_layer=8, block=2)                   # [0, 1, 2, 3, 4, 3, 4, 5, 6, 7]
-    deeper = untie(model, order, optimizer=optimizers)  # ten layers of their own, states and all
+    deeper = untie(model, order)                        # ten layers with their own weights
+    states = states_of_copies(states, order)            # and what an optimizer remembers of them
     python grow.py lidas 32 4                           # which layer came from which, up to 32
 """
 import copy
 import dataclasses
-import functools
 import sys
-from typing import NamedTuple
 
 import torch
 
 from loop import repeat_block
-from model import Refused, Span, require, spans_in
+from model import Refused, Span, require
 
 # -------------------------------------------------------------------------------- operators: orders
 
@@ -55,16 +54,13 @@ GROWTH = {'midas': midas, 'lidas': lidas, 'stack': stack, 'double': double}
 
 # ------------------------------------------------------------------------------- the growing itself
 
-def untie(model, order, optimizer=None, init=None):
-    """A new model whose layer i is its own copy of layer order[i]: it computes what
+def untie(model, order, init=None):
+    """Return a new model whose layer i is its own copy of layer order[i]. It computes what
     model(order=order) does. untie(model, [0, 1, 0, 1]) makes four layers of two: 0 and 2 begin as
-    the old layer 0, 1 and 3 as the old layer 1.
+    the old layer 0, and 1 and 3 as the old layer 1.
 
-    optimizer   one or a list; it is changed in place and becomes the new model's. Each new
-                parameter gets a copy of its source's state, so that training goes on smoothly
-    init        init(new_layer, old_layer) is called for the second and each later copy of a layer,
-                and may change it. The first copy stays exact
-    """
+    init(new_layer, old_layer) is called for the second and each later copy of a layer, and may
+    change the copy. The first copy stays exact."""
     order = model.prepared(order)
     new_order, sources = numbered_anew(order)   # new layer i is a copy of the old layer sources[i]
     # deepcopy puts None where the layers and the order are, to save memory
@@ -77,45 +73,35 @@ def untie(model, order, optimizer=None, init=None):
             for place, i in enumerate(sources):
                 if place > sources.index(i):
                     init(new.layers[place], model.layers[i])
-    if optimizer is not None:
-        parents = [*(model.layers[i] for i in sources), *spans_in(order)]
-        for each in optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]:
-            hand_over(each, model, new, parents)
     return new
 
 
 def numbered_anew(order, first=0):
-    """The order with its layers numbered from `first` on, and their old numbers: [3, 3, 8] gives
-    [0, 1, 2] and [3, 3, 8]. A Span, such as surgery's Core, is copied and gets other items."""
+    """Return the order with its layers numbered from `first` on, and their old numbers: [3, 3, 8]
+    becomes [0, 1, 2] and [3, 3, 8]. A Span, such as a Core, is copied and gets other items."""
     new_order, sources = [], []
     for item in order:
         if isinstance(item, Span):
             span = copy.deepcopy(item)
-            span.items, within = numbered_anew(item.items, first + len(sources))
+            span.items, inside = numbered_anew(item.items, first + len(sources))
             new_order.append(span)
-            sources += within
+            sources += inside
         else:
             new_order.append(first + len(sources))
             sources.append(item)
     return new_order, sources
 
 
-def hand_over(optimizer, model, new, parents):
-    """The optimizer of `model` becomes that of `new`, whose layers and Spans are copies of parents:
-    it points at the new parameters, and their states are copies of the old ones."""
-    old = dict(model.named_parameters())
-    copied_from = {p: old.get(name) for name, p in new.named_parameters()}  # {new: old parameter}
-    for part, source in zip([*new.layers, *spans_in(new.order)], parents):
-        copied_from.update(zip(part.parameters(), source.parameters()))
-    for group in optimizer.param_groups:
-        before = set(group['params'])
-        # In the order of the model, as a new optimizer has it: a checkpoint finds states by place.
-        group['params'] = [p for p in new.parameters() if copied_from[p] in before]
-    states = dict(optimizer.state)
-    optimizer.state.clear()     # a layer that the order leaves out loses its state
-    for p, source in copied_from.items():
-        if source in states:
-            optimizer.state[p] = copy.deepcopy(states[source])
+def states_of_copies(states, order):
+    """Return what an optimizer remembers of the model that untie(model, order) makes. `states` is
+    {parameter's name: its state}. The new layer i gets the states of the old layer order[i], and
+    all other parameters keep theirs."""
+    copies = {name: state for name, state in states.items() if not name.startswith('layers.')}
+    for i, source in enumerate(numbered_anew(order)[1]):
+        for name, state in states.items():
+            if name.startswith(f'layers.{source}.'):
+                copies[name.replace(f'layers.{source}.', f'layers.{i}.', 1)] = state
+    return copies
 
 
 # ------------------------------------------------------------------------------------- the schedule
@@ -151,24 +137,15 @@ def growths(grow, start, end, block):
     return orders
 
 
-class Stage(NamedTuple):
-    first_step: int
-    order: list | None          # untie(model, order) makes it of the stage before
-    n_layer: int
-
-
-@functools.lru_cache        # a run asks in each step
 def growth_plan(grow, start, end, block, constant_steps, alpha=1.0):
-    """The Stages from `start` layers to `end`. The model has its full depth when the constant phase
-    (warm-up included) ends and the decay begins."""
+    """Return [(step, order)] of the growths from `start` layers to `end`: at the beginning of this
+    step the model becomes untie(model, order). It has its full depth when the constant phase, which
+    includes the warm-up, ends and the decay begins."""
     orders = growths(grow, start, end, block)
     lengths = prop_schedule(constant_steps, 1 + len(orders), alpha)
     require(min(lengths) >= 1, f'{constant_steps} steps before the decay are too few for '
             f'{len(lengths)} stages from {start} to {end} layers')
-    stages = [Stage(0, None, start)]
-    for order, length in zip(orders, lengths):      # (after the last length nothing grows)
-        stages.append(Stage(stages[-1].first_step + length, order, len(order)))
-    return tuple(stages)
+    return [(sum(lengths[:i]), order) for i, order in enumerate(orders, 1)]
 
 
 if __name__ == '__main__':

@@ -150,9 +150,10 @@ class Block(nn.Module):
 class Pass:
     """One forward pass of a model: run(x, items) is the stream x after these items of an order.
 
-    cache   a dict: {} for a new text. The pass adds its tokens, and the next pass goes on from
-            there. It holds {(depth, layer): (keys, values)}, because a layer that runs twice sees
-            another stream each time. LM.hidden notes under 'order' which order filled it
+    cache   a dict: {} for a new text. The pass adds its tokens at its end, and the next pass
+            continues from there. It holds {(depth, layer): (keys, values)}, because a layer that
+            runs twice sees another stream each time. LM.hidden notes under 'order' which order
+            filled it
     tap     tap(depth, part, x, update), where part is 'attn' or 'mlp', sees what is added to the
             stream x, and returns what is added instead
     notes   a dict in which a Span leaves what a loss of your own reads, such as the stream after
@@ -164,11 +165,8 @@ class Pass:
         self.layers = model.layers          # what runs as layer i: a Span may exchange it
         self.notes = {} if notes is None else notes
         self.depth = 0                      # where the next layer stands
-        self.start = seen(cache)            # the place of the first token in its text
-        # A Window runs a layer several times at one depth, and each time it sees this past. With
-        # keeps = False, which it sets after its first evaluation, nothing is written to the cache.
-        self.past = dict(cache or {})
-        self.keeps = True
+        self.start = seen(cache)            # the position of the first token in its text
+        self.new = {}                       # what the cache gets: {(depth, layer): (keys, values)}
         end = self.start + n_tokens
         require(end <= model.config.context,
                 f'{end} tokens are more than the context of {model.config.context}')
@@ -202,14 +200,24 @@ class Pass:
         return x
 
     def with_past(self, place, k, v):
-        "The keys and values of the text's past, and then these of its new tokens: (B, Hkv, S, hd)."
+        """Return the keys and values of the text's past, followed by these of its new tokens: (B,
+        Hkv, S, hd). If a layer runs several times at one depth, as in a Window, the cache gets the
+        keys and values of its first run."""
         if self.start:
-            require(place in self.past and self.past[place][0].shape[2] == self.start,
-                    f'at depth {place[0]} this cache does not hold all of the text: begin anew')
-            k, v = (torch.cat(both, dim=2) for both in zip(self.past[place], (k, v)))
-        if self.keeps:
-            self.cache[place] = k, v
+            require(place in self.cache and self.cache[place][0].shape[2] == self.start,
+                    f'at depth {place[0]} this cache does not hold all of the text: begin again '
+                    'with an empty one')
+            k, v = (torch.cat(both, dim=2) for both in zip(self.cache[place], (k, v)))
+        self.new.setdefault(place, (k, v))
         return k, v
+
+    def wrote(self, depths):
+        "Return whether a layer at one of these depths has already written keys and values."
+        return any(depth in depths for depth, _ in self.new)
+
+    def forget(self, depths):
+        "Drop what was written at these depths, so that the next run of the layers is kept."
+        self.new = {place: kv for place, kv in self.new.items() if place[0] not in depths}
 
 
 def seen(cache):
@@ -366,16 +374,20 @@ class LM(nn.Module):
         "Return the stream before the final norm: (B, T) -> (B, T, C)."
         order = self.order if order is None else self.prepared(order)
         run = Pass(self, tokens.shape[1], cache, tap, notes)
-        if cache is not None:           # repr(order) has the settings of its Spans, such as r
-            filled_by = cache.setdefault('order', repr(order))
-            require(filled_by == repr(order), f'this cache was filled by the order {filled_by}, '
-                    f'and not by {order}: begin with an empty one')
-        return run(self.embed(tokens), order)
+        if cache is None:
+            return run(self.embed(tokens), order)
+        in_words = repr(order)          # with the settings of its Spans, such as r
+        require(cache.get('order', in_words) == in_words, f'this cache was filled by the order '
+                f'{cache.get("order")}, and not by {in_words}: begin with an empty one')
+        x = run(self.embed(tokens), order)
+        cache.update(run.new | {'order': in_words})
+        return x
 
     def forward(self, tokens, targets=None, order=None, cache=None, tap=None, loss=None):
         """Return the logits (B, T, V). With targets (B, T), return the mean loss instead, or
         loss(model, tokens, targets) if you give a loss of your own."""
         if loss is not None:            # called in here, because DDP sees only what forward does
+            assert order is cache is tap is None, 'a loss decides itself how the model runs'
             return loss(self, tokens, targets)
         x = self.hidden(tokens, order, cache, tap)                              # (B, T, C)
         return self.head(self.norm(x)) if targets is None else self.mean_loss(x, targets)

@@ -66,17 +66,24 @@ class Core(Span):
         require(self.r >= 1 and self.backprop_depth >= 1,
                 f'r={self.r}, backprop_depth={self.backprop_depth}: both are at least 1')
 
+        layers, rope = run.layers, run.rope
+
+        def step(s, e, depth):
+            # The backward pass may compute this again, when a Span around the core has put the
+            # ordinary layers and positions back.
+            run.layers, run.rope = layers, rope
+            return self.step(run, s, e, depth)
+
         s = self.first_state(run, e)
         for i in range(self.r):
             # detach, and not torch.no_grad(): autocast keeps the bfloat16 copies of weights, and in
             # some versions of torch those made under no_grad get no gradient in later runs.
             if i <= self.r - self.backprop_depth:
                 s = s.detach()
-            depth = run.depth       # the backward pass may compute the step again, at this depth
             if self.recompute and torch.is_grad_enabled():
-                s = checkpoint(self.step, run, s, e, depth, use_reentrant=False)
+                s = checkpoint(step, s, e, run.depth, use_reentrant=False)
             else:
-                s = self.step(run, s, e, depth)
+                s = step(s, e, run.depth)
         return s                                                                # (B, T, C)
 
     def step(self, run, s, e, depth):

@@ -1,8 +1,9 @@
 """The training loop of every run: plain, growing, looped or recurrent, on a laptop or eight GPUs.
 
-The idea: training/plan.py says what happens at a step, from the step's number alone. `take_steps`
-does that. So a run is its config and its seed, and the same command goes on where it was stopped.
-A first reading can stop after `change`. What is called from here stands in training/.
+The idea: training/plan.py decides what happens at a step from the step's number alone, and lists
+the changes of the model's order. `take_steps` does both. So a run is its config and its seed, and
+the same command continues where the run was stopped. A first reading can stop after `renew`. What
+is called from here is in training/.
 
 Papers: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A (the schedule, AdamW, the
 clipping, mixtures); "From Growing to Looping", section 5.2 (a cool-down with a loop and other
@@ -19,6 +20,7 @@ import importlib.util
 import json
 import math
 import os
+import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -26,69 +28,76 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == '__main__':
-    # Threads of torch that wait are busy, and slow down a run beside this one: 1,000 turns only.
-    os.environ.setdefault('GOMP_SPINCOUNT', '1000')     # (said before torch is loaded)
+    # These must be set before torch is loaded, which takes seconds. Threads of torch that wait are
+    # busy, and would slow down another run on this machine: 1,000 turns are enough.
+    os.environ.setdefault('GOMP_SPINCOUNT', '1000')
+    # Until there is something to save, Ctrl-C just ends the process.
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
 
 import torch
 from tqdm import tqdm
 
-from grow import untie
+from grow import states_of_copies, untie
 from model import LM, Refused, require, spans_in, unrolled
 from retrofit import core_of
-from training.checkpoint import load, open_folder, read_log, save, written
+from training.checkpoint import load, open_folder, read_log, save, try_to_open
 from training.loader import open_data
-from training.machine import (RANK, SIZE, Machine, compile_and_distribute, exchange, machine_of,
-                              say, stopping, together)
+from training.machine import (Machine, compile_and_distribute, exchange, join_processes,
+                              leave_processes, machine_of, say, stopping)
 from training.measure import check_flops, measure
-from training.optimizers import load_states, made_anew, make_optimizers, parameters_of
+from training.optimizers import load_states, make_optimizers, parameters_of, states_of
 from training.picture import draw
-from training.plan import Config, generator_for, plan, seed_for, training_flops
+from training.plan import (Config, changes, generator_for, has_own_parts, plan, seed_for,
+                           training_flops)
 from training.settings import read
-from training.start import differences, kept_of, start
+from training.start import MADE_THE_MODEL, Past, differences, start
 
 
 @dataclass
 class Run:
-    "All that a run holds in memory. `renew` gives it another model, `add_up` adds to its totals."
-    c: Config                   # with what the model decides filled in
+    "All that a run holds in memory. `change` gives it another model, a step adds to its past."
+    c: Config                   # with what the model decides
     machine: Machine
     data: dict                  # Loaders: 'data', 'val' and perhaps 'cooldown_data'
+    changes: list               # where the model grows or gets another order
     model: LM
     optimizers: list
     ddp: torch.nn.Module        # DDP around the model, or with one process the model itself
-    totals: dict                # step, tokens, flops and seconds until now
-    kept: dict                  # what each checkpoint says of the config, the data and the parent
+    past: Past                  # what the run has behind it, which each checkpoint stores
     bar: tqdm
-    log: Any = None             # log.jsonl; the null device where RANK is not 0
+    log: Any = None             # log.jsonl; the null device if this is not the first process
     online: Any = None          # wandb's run, or None
 
 
 def train(c, open_parent=load):
-    """To the end (returns 0), or until a signal (returns its number): the same command goes on from
-    there. open_parent(init_from): nanodepth's also opens models of Hugging Face."""
+    """Train to the end and return 0, or until a signal arrives and return its number. The same
+    command continues from there. open_parent(init_from) opens the parent: nanodepth's also opens
+    models of Hugging Face."""
     machine = machine_of(c)
-    with together(machine):
-        run = begin(c, machine, open_parent)
-        with stopping() as signals, run.log, run.bar:
-            stopped_by = take_steps(run, signals)
-        if run.totals['step'] == c.steps:
-            report(run)
-            return 0
-        say(f'stopped after step {run.totals["step"]}, and saved: the same command goes on')
-        return stopped_by
+    join_processes(machine)
+    run = begin(c, machine, open_parent)
+    with stopping() as signals, run.log, run.bar:
+        stopped_by = take_steps(run, signals)
+    if run.past.step == c.steps:
+        report(run)
+        return 0
+    say(f'stopped after step {run.past.step}, and saved: the same command continues')
+    return stopped_by
 
 
 def take_steps(run, signals):
-    "Until the last step, or a signal, whose number is returned."
-    c = run.c
-    step = run.totals['step']
+    "Take steps until the last one, or until a signal arrives. Returns its number, or 0."
+    c, past = run.c, run.past
     stopped_by = 0
-    batch = fetch(run, step) if step < c.steps else None
-    while step < c.steps and not stopped_by:
+    batch = fetch(run, past.step) if past.step < c.steps else None
+    while past.step < c.steps and not stopped_by:
+        step = past.step
         now = plan(c, step)
-        event = change(run, now)                # the model may grow, or get another order
+        event = {}
+        for due in run.changes:
+            if due.step == step > 0:            # a new model has those of step 0 already
+                event = change(run, due)
         began = time.perf_counter()
-        torch.manual_seed(seed_for(c.seed, f'a Span in process {RANK}', step))
         with as_planned(run.model, now):
             own_loss = backward(run, now, batch)
             flops = training_flops(run.model, c)        # with this step's r
@@ -99,21 +108,25 @@ def take_steps(run, signals):
         loss, stopped_by = exchange(run.machine, own_loss.item(), signals)
         norm = norm.item()
         require(math.isfinite(loss + norm), f'step {step + 1} was not taken: loss {loss}, gradient '
-                f'norm {norm}. A branch goes on from the last checkpoint: --branch_from={c.out_dir}'
-                ', another --out_dir, and a lower --lr or --grad_clip')
+                f'norm {norm}. A branch continues from the last checkpoint: '
+                f'--branch_from={c.out_dir}, another --out_dir, and a lower --lr or --grad_clip')
         torch.manual_seed(seed_for(c.seed, 'optimizers', step))     # all processes draw the same
         update(run, now.rate)
-        cost = add_up(run, time.perf_counter() - began, flops)
-        log(run, now, dict(loss=loss, grad_norm=norm) | event, cost)
-        step = run.totals['step']
-        stays = is_due(step, c.keep_every)
-        if stays or is_due(step, c.save_every) or step == c.steps or stopped_by:
-            save_run(run, stays)
+        seconds, tokens = time.perf_counter() - began, c.batch_size * c.context
+        past.step += 1
+        past.tokens += tokens
+        past.flops += int(tokens * flops)
+        past.seconds += seconds
+        run.bar.update()
+        log(run, now, dict(loss=loss, grad_norm=norm) | event, tokens / seconds, flops)
+        keeps = is_due(past.step, c.keep_every)
+        if keeps or is_due(past.step, c.save_every) or past.step == c.steps or stopped_by:
+            save_run(run, keeps)
     return stopped_by
 
 
 def fetch(run, step):
-    "This process's rows of a step: (tokens, targets). -1 is no target."
+    "Return this process's rows of a step: (tokens, targets). A target of -1 does not count."
     now = plan(run.c, step)
     tokens, targets, _ = run.data[now.data].batch(now.batch)
     device, cuda = run.machine.device, run.machine.cuda
@@ -124,7 +137,7 @@ def fetch(run, step):
 
 @contextlib.contextmanager
 def as_planned(model, now):
-    "In here a core runs as often as the plan says, and elsewhere as often as the config."
+    "Inside this `with` a core runs as often as the plan says, and outside as often as the config."
     core = core_of(model)
     if core is None:
         yield
@@ -137,84 +150,80 @@ def as_planned(model, now):
 
 
 def backward(run, now, batch):
-    """Gradients of this process's rows, in pieces. Returns its share of the loss: the sum over its
-    targets, divided by the number of all processes' targets."""
-    pieces = run.c.grad_accum
+    """Compute the gradients of this process's rows, in pieces. Returns its share of the loss: the
+    sum over its targets, divided by the number of all processes' targets."""
+    pieces, size = run.c.grad_accum, run.machine.size
     n_targets = (batch[1] != -1).sum()
-    if SIZE > 1:
+    if size > 1:
         torch.distributed.all_reduce(n_targets)     # on the device: nothing waits for it
     loss = 0.0
-    row = RANK * len(batch[0])              # the number of its first row in the whole batch
-    for i, (x, y) in enumerate(zip(*(each.chunk(pieces) for each in batch))):
-        if core := core_of(run.model):  # first states by a row's number: pieces change nothing
+    row = run.machine.rank * len(batch[0])  # the number of its first row in the whole batch
+    core = core_of(run.model)
+    for i, (x, y) in enumerate(zip(*(rows.chunk(pieces) for rows in batch))):
+        if core:        # first states are seeded by row, so the pieces do not matter
             core.generators = [generator_for(run.c.seed, f'state of row {n}', now.step, x.device)
                                for n in range(row, row + len(x))]
         run.ddp.require_backward_grad_sync = i == pieces - 1        # as DDP.no_sync() sets it
+        # what a Span or a loss draws, such as a number of iterations, is the same for all rows
+        torch.manual_seed(seed_for(run.c.seed, 'a Span in process 0', now.step))
         with run.machine.autocast():
             # A loss is a mean. Times its targets it is a sum, which is 0 if no target counts.
             share = run.ddp(x, y, loss=run.c.loss) * (y != -1).sum() / n_targets.clamp(min=1)
-        (share * SIZE).backward()           # DDP divides gradients by the number of processes
+        (share * size).backward()           # DDP divides gradients by the number of processes
         loss += share.detach()
         row += len(x)
     return loss
 
 
 def update(run, rate):
-    "One step of each optimizer, at this share of its peak rate."
+    "Take one step of each optimizer, at this share of its peak rate."
     for optimizer in run.optimizers:
         for group in optimizer.param_groups:
             group['lr'] = group['peak'] * rate
         optimizer.step()
-        optimizer.zero_grad(set_to_none=SIZE == 1)      # DDP's gradients are views of its buckets
+        # DDP's gradients are views of its buckets, so they stay where they are
+        optimizer.zero_grad(set_to_none=run.machine.size == 1)
 
 
-def change(run, now):
-    "Grow the model, or give it another order, if the plan says so. Returns what the log says."
-    grows = now.n_layer > len(run.model.layers)
-    if not grows and (now.order is None or written(now.order) == written(run.model.order)):
-        return {}
+def change(run, due):
+    """Make a change that is due: the model grows, or gets another order. Returns what the log says
+    of it."""
     before = measure(run)['val_loss']
-    if grows and run.c.keep_stages:
-        save_run(run, stays=True)
-    renew(run, now, grows)
+    if due.copies and run.c.keep_stages:
+        save_run(run, keeps=True)
+    renew(run, due)
     event = dict(before=before, after=measure(run)['val_loss'])
-    say(f'now {now.n_layer} layers, {len(unrolled(run.model.order))} deep: the validation loss was '
-        f'{event["before"]:.4f} and is {event["after"]:.4f}')
-    if not grows:
+    say(f'now {len(run.model.layers)} layers, {len(unrolled(run.model.order))} deep: the '
+        f'validation loss was {event["before"]:.4f} and is {event["after"]:.4f}')
+    if not due.copies:
         return dict(looped=event)
     init = getattr(run.c.init, '__name__', None)
-    return dict(grown=event | dict(origin=now.grown_from, init=init))
+    return dict(grown=event | dict(origin=due.order, init=init))
 
 
-def renew(run, now, grows):
-    """Give the run its next model. If it grows, layers and optimizer states are copies of earlier
-    ones. Otherwise it gets another order, perhaps with new Spans. Optimizers and DDP are made again
-    in both cases, because the parameters may be others."""
+def renew(run, due):
+    """Give the run its next model. If it grows, layers and what the optimizers remember are copies
+    of earlier ones. Otherwise it gets another order, perhaps with new Spans. Optimizers and DDP are
+    made again in both cases, because the parameters may be others."""
     run.ddp = None          # DDP and its gradients go with the old model
-    torch.manual_seed(seed_for(run.c.seed, 'growth', now.step))     # `init` and new Spans draw
-    if grows:
-        run.model = untie(run.model, now.grown_from, run.optimizers, run.c.init)
+    torch.manual_seed(seed_for(run.c.seed, 'growth', due.step))     # `init` and new Spans draw
+    states = states_of(run.optimizers, run.model)
+    if due.copies:
+        run.model = untie(run.model, due.order, run.c.init)
+        states = {kind: states_of_copies(of_kind, due.order) for kind, of_kind in states.items()}
     else:
-        run.model.order = now.order
-    run.optimizers = made_anew(run.optimizers, run.model, run.c)    # groups may be by depth
+        run.model.order = due.order
+    run.model.requires_grad_(True)                                  # the config may freeze again
+    run.optimizers = make_optimizers(run.model, run.c)              # groups may be by depth
+    load_states(run.optimizers, run.model, states)
     gc.collect()            # the old model's memory: compiled Blocks are reference cycles
     torch.cuda.empty_cache()
     run.ddp = compile_and_distribute(run.machine, run.model, run.c)
 
 
-def add_up(run, seconds, flops_per_token):
-    "Adds what a step has cost to the totals, and returns it."
-    tokens = run.c.batch_size * run.c.context
-    cost = dict(step=1, tokens=tokens, flops=int(tokens * flops_per_token), seconds=seconds)
-    for name, more in cost.items():
-        run.totals[name] += more
-    run.bar.update()
-    return cost
-
-
-def log(run, now, numbers, cost):
-    "After a step: measure where that is due, and write a line of the log."
-    c, step, took = run.c, run.totals['step'], cost['seconds']
+def log(run, now, numbers, tokens_per_s, flops):
+    "Measure the model if that is due after this step, and write a line of the log."
+    c, step, peak = run.c, run.past.step, run.machine.peak
     is_measured = is_due(step, c.eval_every) or step == c.steps
     measured = measure(run, c.metric) if is_measured else {}
     if not (measured or is_due(step, c.log_every) or numbers.keys() & {'grown', 'looped'}):
@@ -222,9 +231,9 @@ def log(run, now, numbers, cost):
     recurrence = dict(r=now.r, backprop_depth=now.backprop_depth) if now.r else {}
     memory = torch.cuda.max_memory_allocated() / 1e9 if run.machine.cuda else None
     costs = dict(
-        seconds=round(run.totals['seconds'], 1), tokens_per_s=round(cost['tokens'] / took),
+        seconds=round(run.past.seconds, 1), tokens_per_s=round(tokens_per_s),
         memory_gb=memory and round(memory, 2),
-        mfu=round(cost['flops'] / took / run.machine.peak, 4) if run.machine.peak else None,
+        mfu=round(flops * tokens_per_s / peak, 4) if peak else None,
         lr=run.optimizers[0].param_groups[0]['lr'],         # with muon, of the layers' matrices
         passes=round(run.data[now.data].passes(now.batch + 1), 2))
     write_line(run, numbers | recurrence | costs, measured)
@@ -235,98 +244,106 @@ def is_due(step, every):
 
 
 def write_line(run, line, measured):
-    "A line of the log. Its numbers stand beside the bar, or where nobody watches, on a line."
-    depth = len(unrolled(run.model.order))
-    line = run.totals | line | dict(n_layer=len(run.model.layers), depth=depth) | measured
+    "Write a line of the log, and show its numbers next to the bar, or on a line without a bar."
+    past, model = run.past, run.model
+    line = dict(step=past.step, tokens=past.tokens, flops=past.flops, seconds=past.seconds) | line
+    line |= dict(n_layer=len(model.layers), depth=len(unrolled(model.order))) | measured
     run.log.write(json.dumps(line) + '\n')
     if run.online:
         run.online.log(line, step=line['step'])
     shown = 'loss', 'val_loss', 'n_layer', 'tokens_per_s', 'mfu', 'memory_gb'
     words = [f'{name} {round(line[name], 4):,}' for name in shown if line.get(name)]
-    words += [f'{kind} {its["accuracy"]:.0%}' for kind, its in line.get('kinds', {}).items()
+    words += [f'{kind} {of_kind["accuracy"]:.0%}' for kind, of_kind in line.get('kinds', {}).items()
               if kind != 'text']
     run.bar.set_postfix_str(', '.join(words), refresh=False)
     if run.bar.disable:
         say(f'step {line["step"]} of {run.c.steps}: {", ".join(words)}')
 
 
-def save_run(run, stays=False):
-    names = [f'ckpt-{run.totals["step"]}.pt', 'ckpt.pt'] if stays else ['ckpt.pt']
-    save(run.c.out_dir, run.model, run.optimizers, names, **run.kept, **run.totals)
+def save_run(run, keeps=False):
+    "Save the run. With `keeps`, one more checkpoint stays, under the number of its step."
+    names = [f'ckpt-{run.past.step}.pt', 'ckpt.pt'] if keeps else ['ckpt.pt']
+    save(run.c.out_dir, run.model, states_of(run.optimizers, run.model), names, **vars(run.past))
 
 
 def report(run):
-    "What a finished run leaves, and what to type next."
-    out, flops = Path(run.c.out_dir), run.totals['flops']
+    "Say what a finished run leaves, and what to type next."
+    out, flops = Path(run.c.out_dir), run.past.flops
     saving = ''
-    if run.c.grow:      # beside all layers from the start, and the same loop in the cool-down
+    if run.c.grow:      # compared with all layers from the start, and with the same cool-down
         of_decay = run.c.decay_steps / run.c.steps
         plain, last = (run.model.flops_per_token(order, run.c.context)
                        for order in ([*range(len(run.model.layers))], run.model.order))
-        full = run.totals['tokens'] * ((1 - of_decay) * plain + of_decay * last)
+        full = run.past.tokens * ((1 - of_decay) * plain + of_decay * last)
         saving = f', {1 - flops / full:.1%} less than at full depth from the start'
-    if RANK == 0:
+    if run.machine.rank == 0:
         with contextlib.suppress(ImportError):      # without matplotlib there is no picture
             draw({out.name: read_log(out / 'log.jsonl')}, out / 'loss.png')
     more = '' if spans_in(run.model.order) else f' Next: python probe.py {out}'
-    say(f'{flops:.3e} training FLOPs{saving}. All is in {out}.{more}')
+    say(f'{flops:.3e} training FLOPs{saving}. Everything is in {out}.{more}')
 
 
 # --------------------------------------------------------------------------------- where it begins
 
-def begin(asked, machine, open_parent):
-    "A Run at its next step. (training/start.py says where it comes from.)"
-    require(not asked.wandb or importlib.util.find_spec('wandb'),
+def begin(typed, machine, open_parent):
+    "Return a Run at its next step. (training/start.py decides where it comes from.)"
+    require(not typed.wandb or importlib.util.find_spec('wandb'),
             '--wandb needs pip install wandb')
-    data = open_data(asked)
-    c, model, past = start(asked, data, open_parent)
-    kept = kept_of(past, c, data)
-    is_resumed = past.origin == c.out_dir
+    data = open_data(typed)
+    first = start(typed, data, open_parent, machine.size)
+    c, model, past = first.c, first.model, first.past
+    is_resumed = first.origin == c.out_dir
     model.to(machine.device, torch.float32)
     optimizers = make_optimizers(model, c)
-    if past.origin:
-        load_states(optimizers, past.optimizers, is_resumed)
+    n_new = load_states(optimizers, model, first.states)
     if not is_resumed:
         check_flops(model, c, machine, data['data'].batch(0))
-    totals = dict(step=past.step, tokens=past.tokens, flops=past.flops, seconds=past.seconds)
-    bar = tqdm(total=c.steps, initial=past.step, disable=RANK > 0 or not sys.stderr.isatty())
+    bar = tqdm(total=c.steps, initial=past.step,
+               disable=machine.rank > 0 or not sys.stderr.isatty())
     ddp = compile_and_distribute(machine, model, c)
-    run = Run(c, machine, data, model, optimizers, ddp, totals, kept, bar)
+    run = Run(c, machine, data, changes(c), model, optimizers, ddp, past, bar)
     # now, so that a bad metric fails before a folder is made
     measured = measure(run, c.metric) if c.metric or past.step == 0 else {}
-    run.log = open_folder(Path(c.out_dir), kept['config'], data['data'].datasets, past)
-    if c.wandb and RANK == 0:
+    run.log = open_folder(first, data['data'].datasets)
+    if c.wandb and machine.rank == 0:
         import wandb
-        run.online = wandb.init(project='nanodepth', name=Path(c.out_dir).name,
-                                config=kept['config'])
-    greet(run, asked, past)
+        run.online = wandb.init(project='nanodepth', name=Path(c.out_dir).name, config=past.config)
+    greet(run, typed, first, n_new)
     if not is_resumed:
         save_run(run)
+        if has_own_parts(model, c) and machine.rank == 0:
+            try_to_open(c.out_dir)
     if past.step == 0:
         write_line(run, {}, measured)
     return run
 
 
-def greet(run, asked, past):
-    "What is about to happen, and what was decided."
-    c, data = run.c, run.data['data']
+def greet(run, typed, first, n_new):
+    "Say what is about to happen, and what was decided."
+    c, past, data = run.c, run.past, run.data['data']
     read = data.passes(c.steps - (c.decay_steps if c.cooldown_data else 0))
-    decided = [f'{name}={value}' for name, value in vars(c).items() if value != vars(asked)[name]]
     functions = [name for name, value in vars(c).items() if callable(value)]
-    say(f'{run.model.num_params():,} parameters, {SIZE} x {run.machine.device}; steps '
+    decided = [f'{name}={value}' for name, value in vars(c).items()
+               if value != vars(typed)[name] and name not in MADE_THE_MODEL]
+    say(f'{run.model.num_params():,} parameters, {run.machine.size} x {run.machine.device}; steps '
         f'{past.step:,} to {c.steps:,}; the data is read {read:.2f} times')
     say(f'functions of the config: {", ".join(functions) or "none"}; from the model: '
         f'{", ".join(decided) or "none"}')
-    if past.origin and past.origin != c.out_dir:
-        alike = vars(run.model.config).keys() - {'n_layer', 'context'}
-        differ = differences(past.config, run.kept['config'], {'out_dir', 'branch_from', *alike})
-        say(f'a branch of {past.origin} after step {past.step:,}, with {differ or "its settings"}')
+    if first.origin and first.origin != c.out_dir:
+        # the model decides its shape, whatever was typed
+        shape = vars(run.model.config).keys() - {'context'}
+        differ = differences(past.config, first.trunk, {'out_dir', *MADE_THE_MODEL, *shape})
+        anew = f'; {n_new} parameters begin with new optimizer states' if n_new else ''
+        say(f'a branch of {first.origin} after step {past.step:,}, with '
+            f'{differ or "its settings"}{anew}')
 
 
 if __name__ == '__main__':
     try:
         stopped_by = train(read(Config, sys.argv[1:]))
     except Refused as error:
-        sys.exit(f'train: {error}' if SIZE == 1 else f'train, process {RANK}: {error}')
+        rank = os.environ.get('RANK')
+        sys.exit(f'train: {error}' if rank is None else f'train, process {rank}: {error}')
+    leave_processes()
     if stopped_by:          # make or a scheduler must not take it for finished
         sys.exit(128 + stopped_by)

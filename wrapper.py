@@ -91,17 +91,14 @@ class Window(Span):
     def forward(self, run, x):
         if self.decode == 'bypass' and run.start and x.shape[1] == 1:
             return run(x, self.items)
-        depth, keeps = run.depth, run.keeps
-
-        def g(y):
-            y = run(y, self.items, depth)
-            run.keeps = False           # the cache keeps the first evaluation's keys and values
-            return y
-
-        x = SOLVERS[self.solver](g, x, self.K, **self.options)
-        run.keeps = keeps
-        if self.cache == 'last' and keeps and run.cache is not None:
-            run(x, self.items, depth)
+        depths = range(run.depth, run.depth + len(self.unrolled()))
+        # within another Window, only the first of its evaluations is for the cache
+        is_for_cache = run.cache is not None and not run.wrote(depths)
+        x = SOLVERS[self.solver](lambda y: run(y, self.items, depths.start), x, self.K,
+                                 **self.options)
+        if self.cache == 'last' and is_for_cache:
+            run.forget(depths)
+            run(x, self.items, depths.start)
         return x
 
     def evaluations(self):

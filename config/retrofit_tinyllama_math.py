@@ -9,7 +9,7 @@ retrofit_tinyllama_math_dense (26.6; docs/FIGURES.md has the command).
 from retrofit_tinyllama import *  # noqa: F403
 
 out_dir = 'out/retrofit_tinyllama_math'
-data = 'data/math/retrofit_math'
+data = 'data/math/retrofit_math/nemotron_cc_math'
 recurrence = 4
 curriculum = 0.75
 curriculum_shape = '1-sqrt'

@@ -6,7 +6,8 @@ config/smollm_360m_baseline.py; what it costs: --dry_run. Not run here. The pape
 loss of 2.18 ("From Growing to Looping", Table 1).
 """
 out_dir = 'out/smollm_360m_baseline'
-data = 'data/smollm'
+data = ('data/smollm/fineweb_edu@0.7,data/smollm/cosmopedia@0.15,data/smollm/python_edu@0.09,'
+        'data/smollm/open_web_math@0.06')
 vocab_size = 49_152         # cosmo2
 n_layer = 32                 # the shape: Table 2
 n_embd = 960

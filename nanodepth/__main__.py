@@ -21,6 +21,8 @@ COMMANDS = {        # name: (module, what it does)
     'probe': ('commands.probe', 'which layers models use: a page of pictures'),
 }
 
+OWN_FILES = []      # the names in the files that were run first
+
 
 def main(name=None, argv=None):
     own_file = None
@@ -54,6 +56,7 @@ def run_own_file(path):
     """Run a file of the user's, so that its Spans, solvers and measures are known to the command.
     Its function `metric`, if there is one, becomes the measure `metric`."""
     names = runpy.run_path(path, run_name='own file')
+    OWN_FILES.append(names)         # a class that nobody holds would be forgotten
     if 'metric' in names:
         from nanodepth.scoring.rows import MEASURES
         MEASURES['metric'] = names['metric']

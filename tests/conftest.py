@@ -132,12 +132,12 @@ def placed(data, recurrent, tiny, tmp_path):
     {looped} and {scaled} are folders."""
     for name, n in (('a', 2000), ('b', 900)):
         write_noise(tmp_path / 'mixture' / name, [name], n)
-    (tmp_path / 'mixture/mixture.json').write_text('{"a": 0.7, "b": 0.3}')
     shutil.copytree(data, tmp_path / 'other')
     for path in (tmp_path / 'other').glob('*.json'):
         path.write_text(path.read_text().replace('"fingerprint": "', '"fingerprint": "other'))
     looped = tiny(vocab_size=257, n_layer=2, order=[0, 1, 0, 1])
-    places = {name: tmp_path / name for name in ('data', 'mixture', 'other')} | dict(
+    mixture = f'{tmp_path}/mixture/a@0.7,{tmp_path}/mixture/b@0.3'
+    places = dict(data=tmp_path / 'data', mixture=mixture, other=tmp_path / 'other') | dict(
         cut=recurrent['init_from'], looped=save_run(tmp_path / 'looped', looped),
         scaled=save_run(tmp_path / 'scaled', tiny(vocab_size=257, ln_scaling=True)))
 

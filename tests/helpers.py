@@ -101,10 +101,7 @@ def rank_of(rank, ranks, port, said, config, before):
     os.dup2(os.open(said, os.O_WRONLY | os.O_APPEND), 2)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR='127.0.0.1',
                       MASTER_PORT=str(port))
-    for name, module in [*sys.modules.items()]:     # they were imported where there was one process
-        for key, number in dict(RANK=rank, SIZE=ranks, LOCAL_RANK=rank).items():
-            if name.startswith('nanodepth.') and hasattr(module, key):
-                setattr(module, key, number)
+    os.environ['LOCAL_RANK'] = str(rank)
     torch.set_num_threads(1)
     train.draw = lambda *_: None
     train_command.read = lambda *_: train_command.Options(**vars(config))

@@ -40,7 +40,7 @@ def test_machine_of_a_gpu(name, capability, dtype, half, peak, config, monkeypat
     monkeypatch.setattr(torch.cuda, 'set_device', lambda device: None)
     monkeypatch.setattr(torch, 'set_float32_matmul_precision', lambda how: None)
     for processes in (1, 2):            # of which each has a GPU
-        monkeypatch.setattr(machine_file, 'SIZE', processes)
+        monkeypatch.setenv('WORLD_SIZE', str(processes))
         machine = machine_of(config(device='cuda', dtype=dtype))
         assert (machine.autocast.keywords['enabled'], machine.peak) == (half, processes * peak)
 

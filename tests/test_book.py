@@ -68,7 +68,7 @@ def test_book_stands_alone_in_an_empty_folder(tmp_path):
     assert done.stdout.count('status') == 1
     assert f'status {128 + signal.SIGTERM} at step 9\n' in done.stdout
     for words in ('8 layers, 8 deep: the validation loss was', 'functions of the config: metric',
-                  'All is in out/parts. Next: python probe.py out/parts',
+                  'Everything is in out/parts. Next: python probe.py out/parts',
                   'core     layers 4 5', 'out/whole: depth score', 'out/core: depth score'):
         assert words in done.stdout
     assert (tmp_path / 'out/parts/loss.png').stat().st_size > 10_000

@@ -7,6 +7,7 @@ import os
 import pickle
 import runpy
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from nanodepth.model import Span, spans_in
 from nanodepth.models.authors import AuthorsCore
 from nanodepth.models.checkpoint import load_model
 from nanodepth.retrofit import Core, core_of
+from nanodepth.train import train
 from nanodepth.training.checkpoint import load, save, span_class, written
 from nanodepth.wrapper import Window
 
@@ -60,7 +62,7 @@ def test_order_that_is_saved_comes_back(name, tiny, tmp_path):
 
 def test_span_class_is_known_by_its_name(tmp_path):
     "Of one file the last one counts, as of a script that is imported, too. Of several files, none."
-    with pytest.raises(Refused, match='the class Named of a Span is needed: import its file'):
+    with pytest.raises(Refused, match='the class Named of a Span is needed: name its file first'):
         span_class('Named')
     files = [tmp_path / 'one.py', tmp_path / 'two.py']
     for file, times in zip(files, (2, 3)):
@@ -77,29 +79,34 @@ def test_span_class_is_known_by_its_name(tmp_path):
 
 def test_save_refuses_what_could_not_be_read(tiny, tmp_path):
     "And what was saved before stays."
-    class Core(Span):                           # the name of the book's
-        pass
-
     class Keeps(Span):
         def __init__(self, items, kept):
             super().__init__(items)
             self.kept = kept
     model, infinite = tiny(), tiny()
     infinite.layers[1].mlp.up.weight.data[3, 2] = math.inf
-    optimizer = torch.optim.SGD(model.parameters())
-    save(tmp_path, model, [optimizer])
+    save(tmp_path, model, {})
     before = (tmp_path / 'ckpt.pt').read_bytes()
-    optimizer.state[model.norm.weight]['n'] = np.float64(1)     # as at its first step
-    own, printing = [0, Core([1]), 2], [0, Keeps([1], print), 2]
-    for refused_model, message in (
-            (tiny(order=own), 'Spans of several files are called Core'),
-            (tiny(order=printing), 'no checkpoint of this run could be read'),
-            (model, 'no checkpoint of this run could be read'),
-            (infinite, 'weights that are not finite are not saved')):
+    printing = [0, Keeps([1], print), 2]
+    counts = dict(SGD={'norm.weight': dict(n=np.float64(1))})
+    for refused_model, states, message in (
+            (tiny(order=printing), {}, 'no checkpoint of this run could be read'),
+            (model, counts, 'no checkpoint of this run could be read'),
+            (infinite, {}, 'weights that are not finite are not saved')):
         with pytest.raises(Refused, match=message):
-            save(tmp_path, refused_model, [optimizer] if refused_model is model else [])
+            save(tmp_path, refused_model, states)
         assert (tmp_path / 'ckpt.pt').read_bytes() == before
-    own.clear()
+
+
+def test_a_span_that_could_not_be_opened_again_is_told_before_the_first_step(config):
+    "And no checkpoint is left, which the next start would have to resume."
+    class Core(Span):                           # the name of the book's
+        pass
+    c = config(n_layer=3, order=[0, Core([1]), 2])
+    with pytest.raises(Refused, match='could be opened again: .*Spans of several files are called'):
+        train(c)
+    assert not (Path(c.out_dir) / 'ckpt.pt').exists()
+    c.order.clear()
     del Core
     gc.collect()
 
@@ -164,7 +171,7 @@ COMMANDS = [        # (a command, files that stand in its way: any in a model's 
     ('cut', ['{run}', '1-1-1', '--out={out}'], ['notes.txt', 'tokenizer.json']),
     ('evaluate', ['{run}', '--tasks=toy_copy', '--out={out}/e.csv'], ['e.csv']),
     ('prepare', ['{text}', '--out={out}'],
-     ['train.json', 'val.json', 'val_000.bin', 'train_000.mask', 'ckpt.pt', 'mixture.json'])]
+     ['train.json', 'val.json', 'val_000.bin', 'train_000.mask', 'ckpt.pt'])]
 MINE = 'three weeks of notes'
 
 

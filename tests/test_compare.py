@@ -273,4 +273,4 @@ def test_sigterm_ends_the_run_in_hand_which_saves_first(data, tmp_path, monkeypa
     finally:
         ended.set()
     assert 0 < state_of(run)['step'] < 9000
-    assert 'the same command goes on' in said.read_text()
+    assert 'the same command continues' in said.read_text()

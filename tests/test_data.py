@@ -71,9 +71,14 @@ def shuffled(seed, items):
 
 def rows_slowly(loader, starts):
     "Row after row: (its epoch, (tokens, targets, marks)), by counting, and from the bytes."
-    T, quota, n = loader.context, loader.quota.tolist(), len(starts)
+    T, quota, n = loader.context, loader.quota, len(starts)
     shards = [shard_of(dataset) for dataset in loader.datasets]
     turns = shuffled(seed_for(loader.seed, 'mixture'), np.repeat([*range(len(quota))], quota))
+    if loader.split == 'val':           # each row goes to the dataset that is furthest behind
+        turns = []
+        for row in range(1, 1001):
+            behind = [q * row / 1000 - turns.count(d) for d, q in enumerate(quota)]
+            turns.append(behind.index(max(behind)))
     read = [0] * len(quota)
     for d in itertools.cycle(turns):
         shard, names = shards[d], loader.datasets[d].about['kinds']
@@ -107,25 +112,25 @@ def test_loader_by_slow_form(tmp_path, monkeypatch, folders, starts):
             write_dataset(tmp_path / name, split, 'bytes', tokens, mask=mask, marks=marks,
                           kinds=kinds)
     paths = [tmp_path / name for name in folders]
-    slow = [*itertools.islice(rows_slowly(Loader(paths, 1, 7, seed=5), starts), 1008)]
-    once = [epoch for epoch, _ in slow].index(1)
-    rows = [row for _, row in slow]
+    slow, slow_val = ([*itertools.islice(rows_slowly(Loader(paths, 1, 7, split, 5), starts), 1008)]
+                      for split in ('train', 'val'))
+    once = [epoch for epoch, _ in slow_val].index(1)
+    rows, val_rows = ([row for _, row in some] for some in (slow, slow_val))
 
     def read(loader, n):
         "The first n rows, from all processes."
         parts = []
         for step in range(-(-n // loader.batch_size)):
             for rank in range(size):
-                monkeypatch.setattr(loader_file, 'RANK', rank)
+                monkeypatch.setattr(loader_file, 'process', lambda: (rank, size))
                 parts.append(loader.batch(step))
         return [torch.cat(part).tolist() for part in zip(*parts)]
 
     for batch_size, size in ((1, 1), (12, 1), (12, 3), (999, 3)):
-        monkeypatch.setattr(loader_file, 'SIZE', size)
         train, val = (Beginning(paths, batch_size, 7, split, 5) for split in ('train', 'val'))
         train.starts = val.starts = starts
         assert val.n_rows == once
-        assert read(val, once) == [[*part] for part in zip(*rows[:once])]
+        assert read(val, once) == [[*part] for part in zip(*val_rows[:once])]
         if batch_size == 12:        # 1008 rows are 84 batches, the last of which is in two periods
             assert read(train, 1008) == [[*part] for part in zip(*rows)]
 
@@ -286,7 +291,7 @@ def contents(out):
     """What the JSON files say and name. Other shards may be there: of parts that were begun at once
     with the last one that was needed."""
     read = {}
-    for about in [*out.rglob('train.json'), *out.rglob('val.json'), *out.glob('mixture.json')]:
+    for about in [*out.rglob('train.json'), *out.rglob('val.json')]:
         read[str(about.relative_to(out))] = about.read_bytes()
         for shard in json.loads(about.read_text()).get('shards', ()):
             for ending in shard['sha256']:
@@ -352,8 +357,8 @@ def test_text_is_read_back_and_a_command_goes_on(name, tmp_path, monkeypatch, th
     loader, shards = Loader(out, 1, 8), shards_of(out, 'train')
     assert loader.kinds == ['text'] and len(shards) == (5 if name == 'parts' else 1)
     ends = np.cumsum([(len(tokens) - 1) // 8 for tokens in shards])     # windows are in one shard
-    firsts = loader.datasets[0].read(np.array([0, *ends[:-1]]), ['text'])[0]
-    assert firsts.tolist() == [list(tokens[:8]) for tokens in shards]
+    firsts = [loader.datasets[0].window(i)[0][:8].tolist() for i in (0, *ends[:-1])]
+    assert firsts == [list(tokens[:8]) for tokens in shards]
     whole, first = contents(out), out / 'train_00000.bin'
     before = first.stat().st_mtime_ns
     (out / 'train.json').unlink()                       # by a kill
@@ -432,7 +437,7 @@ def prepare_until_killed(*args):
     prepare(*args)
 
 
-def test_mixture_by_slow_form(tmp_path, threads):
+def test_mixture_by_slow_form(tmp_path, threads, capsys):
     """After a kill, and of more tokens: whole files of each source, as few as its share takes, in
     an order that is drawn from their names for ever."""
     shares = dict(fineweb_edu=0.70, cosmopedia=0.15, python_edu=0.09, open_web_math=0.06)
@@ -458,9 +463,11 @@ def test_mixture_by_slow_form(tmp_path, threads):
             for split in ('train', 'val'):
                 assert documents_of(out / name, split) == [
                     text for text in texts if validates(text, 50) == (split == 'val')]
-    loader, before = Loader(out, 4, 64), contents(out)
-    assert loader.quota.tolist() == [700, 150, 90, 60]
-    assert loader.passes(100) == pytest.approx(max(0.4 * loader.quota / loader.n_windows))
+    typed = capsys.readouterr().out.split('--data=')[-1].strip()       # what is printed
+    loader, before = Loader(typed, 4, 64), contents(out)
+    assert loader.quota == [700, 150, 90, 60]
+    assert loader.passes(100) == pytest.approx(max(
+        0.4 * quota / dataset.n_windows for quota, dataset in zip(loader.quota, loader.datasets)))
     with pytest.raises(Refused, match='other files or settings'):
         prepare(folder, out, '--tokens=300K', '--val_every=7')
     assert contents(out) == before

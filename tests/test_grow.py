@@ -1,6 +1,7 @@
 "grow.py: which layer a grown one is a copy of, and that growing is untied looping."
 import copy
 import json
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -8,12 +9,13 @@ import torch
 from helpers import same
 
 from nanodepth.commands.train import empty, planned
-from nanodepth.grow import double, growth_plan, lidas, midas, prop_schedule, stack, untie
+from nanodepth.grow import (double, growth_plan, lidas, midas, prop_schedule, stack,
+                            states_of_copies, untie)
 from nanodepth.model import Refused
 from nanodepth.retrofit import core_of, surgery
 from nanodepth.common.options import read
-from nanodepth.training.optimizers import make_optimizers
-from nanodepth.training.plan import Config, stages
+from nanodepth.training.optimizers import load_states, make_optimizers, states_of
+from nanodepth.training.plan import Config, changes
 
 
 def test_growth_operators_of_the_papers():
@@ -64,29 +66,28 @@ def test_untie_copies_optimizer_states(tiny, kind, core):
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    old_states = {p: s for optimizer in optimizers for p, s in optimizer.state.items()}
-    old_groups = [dict(group) for group in groups]
+    old = states_of(optimizers, model)
     want, untouched = model(tokens, order=given), str(given)
-    new = untie(model, given, optimizers)
+    new = untie(model, given)
     assert torch.equal(new(tokens), want) and str(given) == untouched
     if core:
         assert str(new.order) == "[0, Core([1, 2, 3, 4], {'r': 3, 'backprop_depth': 8}), 5]"
-    source = {new.layers[d].get_parameter(name): p for d, i in enumerate(order)
-              for name, p in model.layers[i].named_parameters()}
-    source |= {p: model.get_parameter(name) for name, p in new.named_parameters()
-               if not name.startswith('layers.')}
-    states = {p: s for optimizer in optimizers for p, s in optimizer.state.items()}
-    assert {*states} == {*new.parameters()}
-    memory = [value.data_ptr() for state in old_states.values() for value in state.values()]
-    for p, state in states.items():
-        assert same(state, old_states[source[p]]) and state
-        memory += [value.data_ptr() for value in state.values()]
+    optimizers = make_optimizers(new, read(Config, [kind, '--lr=1e-2']))
+    copies = {name: states_of_copies(states, given) for name, states in old.items()}
+    assert load_states(optimizers, new, copies) == 0
+    found = states_of(optimizers, new)
+    assert {*chain.from_iterable(found.values())} == {name for name, _ in new.named_parameters()}
+    memory = [value.data_ptr() for states in old.values() for state in states.values()
+              for value in state.values()]
+    for name, states in found.items():
+        for parameter, state in states.items():
+            top, _, rest = parameter.partition('.')
+            if top == 'layers':
+                i, _, rest = rest.partition('.')
+                parameter = f'layers.{order[int(i)]}.{rest}'
+            assert same(state, old[name][parameter]) and state
+            memory += [value.data_ptr() for value in state.values()]
     assert len({*memory}) == len(memory)
-    for group, old in zip(groups, old_groups):
-        assert (group['peak'], group['weight_decay']) == (old['peak'], old['weight_decay'])
-        assert {source[p] for p in group['params']} == {*old['params']}
-    assert sum(len(group['params']) for group in groups) == len([*new.parameters()])
 
 
 @pytest.mark.parametrize('grows, ordinary, parameters, grown, full, lengths', [
@@ -100,16 +101,16 @@ def test_growth_configs_give_table_7(grows, ordinary, parameters, grown, full, l
     assert round(planned(run) / 1e15, 3) == grown and round(planned(deep) / 1e15, 3) == full
     assert prop_schedule(170_000, len(lengths)) == lengths
     starts = [sum(lengths[:i]) for i in range(len(lengths))]
-    assert [first for first, *_ in stages(run)] == starts
+    assert [change.step for change in changes(run)] == starts[1:]
+    assert all(change.copies for change in changes(run))
 
 
 def test_growth_plan_by_hand():
     assert prop_schedule(100, 4, 0) == [25, 25, 25, 25]
     assert prop_schedule(111, 3, -1) == [60, 30, 21]
-    assert growth_plan('double', 2, 8, 2, 70) == (
-        (0, None, 2), (11, double(2, 2), 4), (34, double(4, 2), 8))
-    assert growth_plan('stack', 4, 6, 2, 90) == ((0, None, 4), (30, stack(4, 2), 6))
-    [_, (_, order, _)] = growth_plan(lambda n, block: np.r_[0:n, 0:block], 2, 4, 2, 9)
+    assert growth_plan('double', 2, 8, 2, 70) == [(11, double(2, 2)), (34, double(4, 2))]
+    assert growth_plan('stack', 4, 6, 2, 90) == [(30, stack(4, 2))]
+    [(_, order)] = growth_plan(lambda n, block: np.r_[0:n, 0:block], 2, 4, 2, 9)
     assert json.dumps(order) == '[0, 1, 0, 1]'          # numpy's numbers are whole numbers
 
 

@@ -12,21 +12,21 @@ import torch
 from helpers import ROOT, log_of, same, state_of
 from torch import nn
 
-from nanodepth.grow import untie
+from nanodepth.grow import states_of_copies, untie
 from nanodepth.loop import in_order
 from nanodepth.model import LM, ModelConfig, Refused, Span
 from nanodepth.models.checkpoint import load_model
 from nanodepth.retrofit import Core, core_of, surgery
 from nanodepth.scoring.way import in_way
 from nanodepth.train import train
-from nanodepth.training.optimizers import make_optimizers
+from nanodepth.training.optimizers import make_optimizers, states_of
 from nanodepth.training.plan import Config
 from nanodepth.wrapper import wrapped
 
 TOKENS = torch.randint(50, (2, 16), generator=torch.Generator().manual_seed(0))
 
 
-class Gated(Span):
+class GatedLoop(Span):
     "A vector for each iteration, a matrix that AdamW trains, and a note for the loss."
 
     def __init__(self, items, times=2, strength=0.5):
@@ -45,7 +45,7 @@ class Gated(Span):
         return x
 
 
-class Drops(Span):
+class DropsOut(Span):
     def make_weights(self, model):
         self.drop = nn.Dropout(0.5)
 
@@ -83,19 +83,19 @@ def test_an_order_registers_the_spans_that_have_weights(tiny):
     plain = names(model)
     model.order = [0, 1, 1, 2]
     assert names(model) == plain and type(model.order) is list
-    model.order = [0, Gated([1, 2]), 3]
+    model.order = [0, GatedLoop([1, 2]), 3]
     assert names(model) == [*plain, 'spans.0.vectors', 'spans.0.gate.weight', 'spans.0.gate.bias']
     with wrapped(model, window=(0, 1), K=2):
         assert len(names(model)) == len(plain) + 3 and names(model)[-3] == 'spans.0.vectors'
     with in_order(model, [0, 1, 2, 3]):
         assert names(model) == plain
     assert names(model)[-3] == 'spans.0.vectors'
-    model(TOKENS, order=[0, Gated([1]), 2])
+    model(TOKENS, order=[0, GatedLoop([1]), 2])
     assert len(names(model)) == len(plain) + 3
 
 
 def test_deepcopy_and_untie_copy_a_span_with_its_weights_and_states(tiny):
-    model = tiny(order=[0, Gated([1, 2]), 3])
+    model = tiny(order=[0, GatedLoop([1, 2]), 3])
     optimizers = make_optimizers(model, Config(lr=1e-2))
     for _ in range(2):
         model(TOKENS, TOKENS).backward()
@@ -105,17 +105,18 @@ def test_deepcopy_and_untie_copy_a_span_with_its_weights_and_states(tiny):
     twin = copy.deepcopy(model)
     assert twin.spans[0] is twin.order[1] and twin.spans[0] is not model.spans[0]
     assert torch.equal(twin(TOKENS), model(TOKENS))
-    state_before = copy.deepcopy(optimizers[1].state[model.spans[0].vectors])
-    new = untie(model, model.order, optimizers)
+    new = untie(model, model.order)
     assert torch.equal(new(TOKENS), model(TOKENS))
     assert new.spans[0].vectors is not model.spans[0].vectors
-    assert same(optimizers[1].state[new.spans[0].vectors], state_before)
-    assert {p for each in optimizers for p in each.state} == {*new.parameters()}
+    states = states_of(optimizers, model)
+    copies = {kind: states_of_copies(of_kind, model.order) for kind, of_kind in states.items()}
+    assert same(copies['AdamW']['spans.0.vectors'], states['AdamW']['spans.0.vectors'])
+    assert {*copies['AdamW'], *copies['Muon']} == {*names(new)}
 
 
 def test_muon_trains_layers_and_what_a_span_names_in_the_order_of_the_model(tiny):
     model = surgery(tiny(), '1-2-1', SlowCore)
-    model.order = [Gated([0]), *model.order[1:]]
+    model.order = [GatedLoop([0]), *model.order[1:]]
     muon, adamw = make_optimizers(model, Config())
     name_of = {p: name for name, p in model.named_parameters()}
     trained = [name_of[p] for p in muon.param_groups[0]['params']]
@@ -128,7 +129,7 @@ def test_muon_trains_layers_and_what_a_span_names_in_the_order_of_the_model(tiny
 
 def test_a_span_has_the_mode_of_the_model(tiny):
     "Even one without weights, and one of a single call."
-    model, order = tiny(), [0, Drops([1]), 2]
+    model, order = tiny(), [0, DropsOut([1]), 2]
     for how in (dict(order=order), {}):
         assert torch.equal(model(TOKENS, **how), model(TOKENS, **how))
         model.train()
@@ -139,17 +140,17 @@ def test_a_span_has_the_mode_of_the_model(tiny):
 
 def test_a_span_has_the_dtype_and_device_of_the_model(tiny):
     model = tiny().bfloat16()
-    model.order = [0, Gated([1]), 2]
+    model.order = [0, GatedLoop([1]), 2]
     assert model.spans[0].vectors.dtype == torch.bfloat16
     assert model.float().spans[0].gate.weight.dtype == torch.float32
     with torch.device('meta'):
         model = LM(ModelConfig(n_layer=3, n_embd=32, n_head=2))
-        model.order = [0, Gated([1]), 2]
+        model.order = [0, GatedLoop([1]), 2]
     assert all(p.is_meta for p in model.parameters())
 
 
 def test_an_order_holds_a_span_once(tiny):
-    model, span = tiny(), Gated([1])
+    model, span = tiny(), GatedLoop([1])
     with pytest.raises(Refused, match='holds one Span twice: use copy.deepcopy'):
         model.order = [0, span, span]
     assert model.order == [0, 1, 2, 3]
@@ -162,7 +163,7 @@ def test_settings_are_the_arguments_that_were_kept():
         def __init__(self, items, rank=4):
             super().__init__(items)
             self.thin = rank
-    assert Gated([1], strength=0.25).settings() == dict(times=2, strength=0.25)
+    assert GatedLoop([1], strength=0.25).settings() == dict(times=2, strength=0.25)
     assert Span([1]).settings() == {} and Span([1], 3).settings() == dict(times=3)
     with pytest.raises(AttributeError, match='rank'):
         Forgets([1]).settings()
@@ -177,7 +178,7 @@ def test_times_of_a_core_is_r():
 
 @pytest.mark.parametrize('recompute', [False, True])
 def test_notes_reach_the_loss_through_a_recomputed_core(tiny, recompute):
-    model = tiny(order=[0, Core([Gated([1]), 2], r=3), 3])
+    model = tiny(order=[0, Core([GatedLoop([1]), 2], r=3), 3])
     core_of(model).recompute = recompute
     notes = {}
     x = model.hidden(TOKENS, notes=notes)
@@ -193,7 +194,7 @@ def test_notes_reach_the_loss_through_a_recomputed_core(tiny, recompute):
 
 
 def test_nothing_of_a_loss_is_held_after_it(tiny):
-    model, notes = tiny(order=[0, Gated([1]), 2]), {}
+    model, notes = tiny(order=[0, GatedLoop([1]), 2]), {}
     model.hidden(TOKENS, notes=notes)
     last = weakref.ref(notes['last'])
     del notes
@@ -216,7 +217,7 @@ def test_a_loss_in_pieces_is_the_loss(tiny):
 
 def test_a_span_of_a_config_gets_no_weights(config):
     "So a second run in one process begins as the first one did."
-    order = [0, Gated([1]), 2]
+    order = [0, GatedLoop([1]), 2]
     one, two = (config(name, n_layer=3, order=order, loss=penalty) for name in ('one', 'two'))
     train(one)
     assert not order[1].state_dict()
@@ -228,12 +229,13 @@ def test_a_span_of_a_config_gets_no_weights(config):
 def test_a_branch_brings_weights_into_a_plain_trunk(config):
     "And a branch of that run drops them again."
     train(config('trunk', n_layer=3, steps=6, decay_steps=0))
-    c = config('gated', n_layer=3, order=[0, Gated([1]), 2], branch_from=config('trunk').out_dir)
+    trunk = config('trunk').out_dir
+    c = config('gated', n_layer=3, order=[0, GatedLoop([1]), 2], branch_from=trunk)
     assert train(c) == 0
     assert 'spans.0.vectors' in state_of(c)['model']
     # its optimizers have a state of each weight
-    muon, adamw = state_of(c)['optimizers']
-    assert len(muon['state']) + len(adamw['state']) == len(names(load_model(c.out_dir)))
+    states = state_of(c)['optimizers']
+    assert {*states['Muon'], *states['AdamW']} == {*names(load_model(c.out_dir))}
     back = config('back', n_layer=3, steps=16, order=[0, 1, 2], branch_from=c.out_dir)
     assert train(back) == 0
     assert not [name for name in state_of(back)['model'] if 'spans' in name]
@@ -241,11 +243,11 @@ def test_a_branch_brings_weights_into_a_plain_trunk(config):
 
 def test_flops_that_are_counted_wrongly_are_refused(config, monkeypatch, tmp_path):
     "Before the first step. A loss may count its own, and then the run logs what it counts."
-    order = [0, Gated([1]), 2]
-    with pytest.raises(Refused, match='loss.flops must count what is computed'):
+    order = [0, GatedLoop([1]), 2]
+    with pytest.raises(Refused, match='write the method flops of your Span, or loss.flops'):
         train(config(n_layer=3, loss=two_heads))
-    monkeypatch.setattr(Gated, 'flops', lambda self, *args: 0)
-    with pytest.raises(Refused, match='the method flops of your Span must count'):
+    monkeypatch.setattr(GatedLoop, 'flops', lambda self, *args: 0)
+    with pytest.raises(Refused, match='write the method flops of your Span'):
         train(config(n_layer=3, order=order))
     assert not (tmp_path / 'run').exists()
 
@@ -264,7 +266,7 @@ def test_a_config_chooses_the_class_of_the_core(config):
     core = core_of(load_model(c.out_dir))
     assert type(core) is SlowCore and core.r == 3
     assert json.loads((ROOT / c.out_dir / 'run.json').read_text())['config']['core'] == 'SlowCore'
-    for wrong in (Gated, penalty):
+    for wrong in (GatedLoop, penalty):
         with pytest.raises(Refused, match='is not a class of cores'):
             train(config('wrong', n_layer=4, cut='1-2-1', core=wrong))
     with pytest.raises(Refused, match='has no effect without cut'):
@@ -273,7 +275,7 @@ def test_a_config_chooses_the_class_of_the_core(config):
 
 def test_span_sets_an_argument_of_the_spans_in_the_order(tiny):
     "And undoes it. An argument that shaped the weights, and one that nobody takes, are refused."
-    model = tiny(order=[0, Gated([1, SlowCore([2], r=2)]), 3])
+    model = tiny(order=[0, GatedLoop([1, SlowCore([2], r=2)]), 3])
     plain = model(TOKENS)
     with in_way(model, dict(span='strength:0.0')):
         assert torch.equal(model(TOKENS), model(TOKENS, order=[0, 3]))
@@ -283,7 +285,7 @@ def test_span_sets_an_argument_of_the_spans_in_the_order(tiny):
         assert inner.adapter.weight.equal(model.spans[1].adapter.weight)
         assert not torch.equal(model(TOKENS), plain)
     assert torch.equal(model(TOKENS), plain)
-    for text, message in (('times:3', 'times decides the shape of the weights of Gated'),
+    for text, message in (('times:3', 'times decides the shape of the weights of GatedLoop'),
                           ('rank:3', 'write --span=NAME:VALUE with an argument of a Span'),
                           ('r:3', r'for r, --r=VALUE'), ('share', 'write --span=NAME:VALUE'),
                           ('share:much', 'must be float')):

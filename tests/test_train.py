@@ -14,7 +14,7 @@ from helpers import by_layer, flags, log_of, ranks, ROOT, same, save_run, state_
 
 from nanodepth import train as train_file
 from nanodepth.common.options import read
-from nanodepth.grow import untie
+from nanodepth.grow import states_of_copies, untie
 from nanodepth.model import LM, ModelConfig, Refused, unrolled
 from nanodepth.models.checkpoint import load_model
 from nanodepth.retrofit import Core, core_of, sample_recurrence, surgery
@@ -24,8 +24,9 @@ from nanodepth.train import train
 from nanodepth.training import loader as loader_file, machine
 from nanodepth.training.checkpoint import load
 from nanodepth.training.loader import Loader
-from nanodepth.training.optimizers import Muon, make_optimizers
-from nanodepth.training.plan import Config, generator_for, model_config, plan, seed_for, stages
+from nanodepth.training.optimizers import Muon, load_states, make_optimizers, states_of
+from nanodepth.training.plan import (Config, changes, first_n_layer, generator_for, model_config,
+                                     plan, seed_for)
 
 # 1, 2, 3, 4 layers from steps 0, 2, 7, 14
 GROW = dict(grow='lidas', grow_block=1, n_layer=4, steps=30, decay_steps=5)
@@ -38,19 +39,14 @@ def drawn_r(mean, step):
 
 
 @pytest.mark.parametrize('words, step, said', [
-    ('baseline', 0, dict(rate=1 / 50, n_layer=8, order=None, data='data', batch=0, r=None)),
+    ('baseline', 0, dict(rate=1 / 50, data='data', batch=0, r=None)),
     ('baseline', 49, dict(rate=1.0)), ('baseline', 480, dict(rate=1.0)),
     ('baseline', 510, dict(rate=0.5, batch=510)),
     ('baseline', 599, dict(rate=1 - (119 / 120) ** 0.5)),
     ('baseline --lr_shape=cosine', 540, dict(rate=0.001 + 0.999 / 2)),
     ('baseline --lr_shape=constant', 599, dict(rate=1.0)),
-    ('lidas', 47, dict(n_layer=2, grown_from=None)),
-    ('lidas', 48, dict(n_layer=4, grown_from=[0, 1, 0, 1])),
-    ('lidas --grow=stack --grow_alpha=0', 599, dict(grown_from=[0, 1, 2, 3, 4, 5, 4, 5])),
-    ('loop_1_2x3_1', 599, dict(n_layer=4, order=[0, 1, 2, 1, 2, 1, 2, 3])),
-    (f'baseline {COOLS}', 479, dict(order=None, data='data', batch=479)),
-    (f'baseline {COOLS}', 480, dict(order=[0, 1, 2, 3, 4, 3, 4, 5, 6, 7], data='cooldown_data',
-                                    batch=0)),
+    (f'baseline {COOLS}', 479, dict(data='data', batch=479)),
+    (f'baseline {COOLS}', 480, dict(data='cooldown_data', batch=0)),
     (f'baseline {CORE}', 0, dict(r=drawn_r(1, 0), backprop_depth=1)),
     (f'baseline {CORE}', 599, dict(r=drawn_r(4, 599), backprop_depth=4))])
 def test_plan_of_a_step(words, step, said):
@@ -61,14 +57,33 @@ def test_plan_of_a_step(words, step, said):
     assert {key: found[key] for key in said} == said
 
 
+@pytest.mark.parametrize('words, wanted', [
+    ('baseline', []), ('loop_1_2x3_1', [(0, [0, 1, 2, 1, 2, 1, 2, 3], False)]),
+    ('lidas --cooldown_loop=3-2x2-3', [
+        (48, [0, 1, 0, 1], True), (144, [0, 1, 2, 1, 2, 3], True),
+        (288, [0, 1, 2, 3, 2, 3, 4, 5], True), (480, [0, 1, 2, 3, 4, 3, 4, 5, 6, 7], False)]),
+    ('lidas --grow=stack --grow_alpha=0', [
+        (120, [0, 1, 0, 1], True), (240, [0, 1, 2, 3, 2, 3], True),
+        (360, [0, 1, 2, 3, 4, 5, 4, 5], True)])])
+def test_changes_of_a_run(words, wanted):
+    name, *settings = words.split()
+    assert changes(read(Config, [f'config/{name}.py', *settings])) == wanted
+
+
 def slowly(c, model):
     "A training written out: what its steps log, and the weights in the end."
     optimizers, lines, flops = make_optimizers(model, c), [], 0
     for step in range(c.steps):
         now = plan(c, step)
-        if now.n_layer > len(model.layers):
-            model = untie(model, now.grown_from, optimizers)
-        model.order = now.order or model.order
+        for change in changes(c):
+            if change.step == step and change.copies:
+                states = states_of(optimizers, model)
+                model = untie(model, change.order)
+                optimizers = make_optimizers(model, c)
+                load_states(optimizers, model, {kind: states_of_copies(of_kind, change.order)
+                                                for kind, of_kind in states.items()})
+            elif change.step == step:
+                model.order = change.order
         if core := core_of(model):
             core.r, core.backprop_depth = now.r, now.backprop_depth
             core.generators = [generator_for(c.seed, f'state of row {n}', step)
@@ -119,7 +134,7 @@ def test_train_as_the_slow_form(name, config, placed, tiny, tmp_path):
         model = surgery(model, c.cut, r=c.recurrence) if c.cut else model
     else:
         torch.manual_seed(seed_for(c.seed, 'init'))
-        model = LM(model_config(c, stages(c)[0].n_layer, 257))
+        model = LM(model_config(c, first_n_layer(c), 257))
     lines, weights = slowly(c, model)
     for line, want in zip(log_of(c)[1:], lines, strict=True):
         assert {key: line[key] for key in want} == pytest.approx(want, rel=1e-4)
@@ -184,7 +199,8 @@ def test_train_growth_keeps_optimizer_states(config):
     "Groups by depth are made anew. In AdamW's states a copy has counted its source's steps, too."
     c = config(**GROW, optimizer=by_layer)
     train(c)
-    of_layers, rest = (optimizer['state'] for optimizer in state_of(c)['optimizers'])
+    states = state_of(c)['optimizers']
+    of_layers, rest = states['AdamW'], states['SGD']
     assert {state['step'].item() for state in of_layers.values()} == {30}
     assert len(of_layers) == 4 * 9 and len(rest) == 3
 
@@ -255,15 +271,11 @@ def twice(model, c):
     return 2 * [torch.optim.SGD(model.parameters(), c.lr)]
 
 
-def val_loss(model, loader):
-    return dict(val_loss=0.0)
-
-
 REFUSED = [             # what its settings do not say would be trained, or it would fail later
     (dict(eval_batches=-1), 'eval_batches=-1 is below 0'),
     (dict(warmup_steps=10), '10 steps of warm-up and 4 of decay are more than steps=12'),
     (dict(decay_steps=0, cooldown_loop='1-1x2'), 'a cool-down needs a decay'),
-    (dict(grad_accum=3), 'batch_size=4 is no multiple of 1 processes x grad_accum=3'),
+    (dict(grad_accum=3), 'batch_size=4 is not a multiple of 1 processes x grad_accum=3'),
     (dict(grow='lidas', grow_block=1, n_layer=9),
      '8 steps before the decay are too few for 9 stages'),
     (dict(grow='lidas', n_layer=4, loop='2-1x2'), 'grow and loop do not go together'),
@@ -284,8 +296,7 @@ REFUSED = [             # what its settings do not say would be trained, or it w
     (dict(cooldown_data='nowhere'), 'there is no data in nowhere: see its config or prepare.py'),
     (dict(cooldown_data='{other}'), 'a model has one tokenizer, and these data'),
     (dict(optimizer=half), 'belongs in one group of one optimizer'),
-    (dict(optimizer=twice), 'belongs in one group of one optimizer'),
-    (dict(metric=val_loss), 'a metric has the name of a number of the log: val_loss')]
+    (dict(optimizer=twice), 'belongs in one group of one optimizer')]
 
 
 @pytest.mark.parametrize('fields, line', REFUSED, ids=[line[:40] for _, line in REFUSED])
@@ -332,7 +343,7 @@ def test_train_own_functions(config, tmp_path):
         val = Loader(c.data, c.batch_size, c.context, 'val')
         stream = c.metric(model, val)['stream'].item()
     last = log_of(c)[-1]
-    assert last['stream'] == pytest.approx(stream) and last['lr'] == 0.5 * c.lr
+    assert last['metric']['stream'] == pytest.approx(stream) and last['lr'] == 0.5 * c.lr
     in_json = json.loads((Path(c.out_dir) / 'run.json').read_text())['config']
     for name in ('grow', 'init', 'metric', 'lr_shape', 'optimizer'):
         assert saved['config'][name] == in_json[name] and f'def {name}(' in in_json[name]
@@ -346,13 +357,13 @@ def test_train_own_functions(config, tmp_path):
 
 
 def rows_and_rank(model, loader):
-    return dict(rows=len(loader.batch(0)[0]), rank=machine.RANK)
+    return dict(rows=len(loader.batch(0)[0]), rank=machine.process()[0])
 
 
 def test_train_metric_of_each_process(config):
     c = config(n_layer=1, steps=2, decay_steps=0, metric=rows_and_rank)
     assert ranks(c).codes == [0, 0]
-    assert (log_of(c)[-1]['rows'], log_of(c)[-1]['rank']) == (c.batch_size / 2, 0.5)
+    assert tuple(log_of(c)[-1]['metric'].values()) == (c.batch_size / 2, 0.5)
 
 
 @pytest.mark.parametrize('optimizer', ['muon', 'adamw'])

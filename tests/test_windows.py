@@ -244,7 +244,7 @@ def test_span_may_exit_early(listed):
             return run(x, self.items[:1])
     cache = {}
     listed(tokens(), order=[0, Exit([1, 2, 3]), 4], cache=cache)
-    assert [*cache] == ['order', (0, 0), (1, 1), (4, 4)]
+    assert [*cache] == [(0, 0), (1, 1), (4, 4), 'order']
 
 
 @pytest.mark.parametrize('before, after', [

@@ -1,11 +1,15 @@
 """What a run's folder holds: ckpt.pt, kept checkpoints, run.json and log.jsonl.
 Usage: model, saved = load('out/lidas')         # or a checkpoint itself, 'out/lidas/ckpt-48.pt'
 """
+import ast
 import contextlib
+import hashlib
 import inspect
 import json
 import os
 import shutil
+import textwrap
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,32 +18,46 @@ import torch.distributed as dist
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from model import LM, ModelConfig, Refused, Span, require, spans_in
-from training.machine import RANK, SIZE
-import wrapper      # noqa: F401   (a checkpoint may have its Window)
+from retrofit import Core
+from training.machine import process
+from wrapper import Window
+
+ROOT = Path(__file__).resolve().parents[1]      # where the book's files are
+DAY = 24 * 3600
 
 
-def save(folder, model, optimizers, names=('ckpt.pt',), **more):
-    "All that a resumed run needs, under one or more names: it goes on from ckpt.pt."
+def save(folder, model, states, names=('ckpt.pt',), **more):
+    """Write all that a resumed run needs, under one or more names. A run resumes from ckpt.pt.
+    `states` is what its optimizers remember."""
+    rank, size = process()
     require(all(p.isfinite().all() for p in model.parameters()),    # an update may overflow
             f'weights that are not finite are not saved in {folder}')
-    if RANK == 0:
+    if rank == 0:
         first, *others = [Path(folder) / name for name in names]
-        state = dict(model=model.state_dict(), order=written(model.order), **more,
-                     model_config=asdict(model.config),
-                     optimizers=[optimizer.state_dict() for optimizer in optimizers])
-        again = read_order(state['order'])      # what could not be read again is told now
-        require([*map(type, spans_in(again))] == [*map(type, spans_in(model.order))],
-                'the class of a Span was defined again since')
+        saved = dict(model=model.state_dict(), order=written(model.order), optimizers=states,
+                     model_config=asdict(model.config), **more)
         with whole(first) as new:
-            torch.save(state, new)
+            torch.save(saved, new)
             require(not get_unsafe_globals_in_checkpoint(new), 'no checkpoint of this run could be '
                     'read again: an optimizer or a Span of yours keeps functions, or numbers of '
                     'numpy')
         for path in others:
             with whole(path) as new:
                 shutil.copy(first, new)         # (a link would change with what is copied over it)
-    if SIZE > 1:
-        dist.barrier()
+    if size > 1:
+        dist.barrier()          # or torchrun might end the first process while it saves
+
+
+def try_to_open(folder):
+    """Open the first checkpoint of a run once, so that what could not be opened again is told
+    before the first step. If it cannot be opened, it is removed."""
+    path = ckpt_of(folder)
+    try:
+        load(folder)
+    except Exception as error:
+        path.unlink()
+        raise Refused('no checkpoint of this run could be opened again: '
+                      f'{type(error).__name__}: {error}') from error
 
 
 def ckpt_of(run):
@@ -66,16 +84,56 @@ def renamed(weights):
 
 
 def as_written(c):
-    """Return the settings as files keep them: the source of a function, the name of the core's
-    class, and the name and settings of a Span."""
+    """Return the settings as files keep them. A function and the class of a Span of your own are
+    kept as their source, so that an edit is noticed."""
     config = vars(c) | dict(order=c.order and written(c.order))
-    for name, value in config.items():
+    for name, value in vars(c).items():
         if inspect.isclass(value):
             config[name] = value.__name__
         elif callable(value):
             require(inspect.isfunction(value), f'{name}={value}: write a def, which has lines')
             config[name] = inspect.getsource(value)
+    kinds = [type(span) for span in spans_in(c.order or ())] + [c.core] * bool(c.core)
+    for kind in (parent for kind in kinds for parent in kind.__mro__):
+        if issubclass(kind, Span) and kind not in (Span, Core, Window):
+            config[f'class {kind.__name__}'] = source_of(kind)
     return json.loads(json.dumps(config, default=str))  # as in run.json: tuples become lists
+
+
+def source_of(kind):
+    "Return the source of a class. (inspect.getsource does not know the module of a config.)"
+    file = Path(defined_in(kind))
+    if not file.is_file():      # a class without functions, or of a notebook
+        return repr({name: value for name, value in vars(kind).items() if name[0] != '_'})
+    text = file.read_text(encoding='utf-8')
+    sources = [ast.get_source_segment(text, node) for node in ast.walk(ast.parse(text))
+               if isinstance(node, ast.ClassDef) and node.name == kind.__name__]
+    return sources[-1]
+
+
+def same_source(a, b):
+    "Return whether two values of a setting are equal, or are sources of the same code."
+    return a == b or isinstance(a, str) and isinstance(b, str) and code_of(a) == code_of(b)
+
+
+def code_of(source):
+    "Return a source without comments and docstrings, or a text that is not a source as it is."
+    try:
+        tree = ast.parse(textwrap.dedent(source))
+    except SyntaxError:
+        return source
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(node):
+            node.body = node.body[1:]
+    return ast.dump(tree)
+
+
+def book_hash():
+    "Return a hash of the book's files. It may change, and a run records it."
+    digest = hashlib.sha256()
+    for path in sorted([*ROOT.glob('*.py'), *ROOT.glob('training/*.py')]):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def written(order):
@@ -133,31 +191,35 @@ def whole(path):
     os.replace(new, path)
 
 
-def open_folder(out, config, datasets, past):
-    """A run's folder, new or as it is: run.json, the tokenizer's files, and the log, which has the
-    lines of the past. Returns the log, open for more."""
-    if RANK > 0:
+def open_folder(start, datasets):
+    """Open a run's folder, new or as it is. It gets run.json, the tokenizer's files, and the log,
+    which begins with the lines of the past. Returns the log, open for more."""
+    rank, _ = process()
+    if rank > 0:
         return open(os.devnull, 'w')
+    out, past = Path(start.c.out_dir), start.past
     out.mkdir(parents=True, exist_ok=True)
     for path in out.glob('.*.unfinished'):      # a process that was killed leaves it
-        path.unlink()
+        if time.time() - path.stat().st_mtime > DAY:        # another process may still write it
+            path.unlink()
     about = datasets[0].about
     with whole(out / 'run.json') as new:
         new.write_text(json.dumps(dict(
-            tokenizer=about['tokenizer'], fingerprint=about['fingerprint'], config=config,
-            torch=torch.__version__, data=[each.about['origin'] for each in datasets]), indent=1))
+            tokenizer=about['tokenizer'], fingerprint=about['fingerprint'], config=past.config,
+            torch=torch.__version__, book=past.book,
+            data=[dataset.about['origin'] for dataset in datasets]), indent=1))
     is_resumed = (out / 'ckpt.pt').exists()
-    if not is_resumed and not (past.copy_words and past.copy_words(out)):
-        copy_words((past.origin, config['init_from'], datasets[0].folder), out)
-    lines = read_log(ckpt_of(past.origin).with_name('log.jsonl')) if past.step else []
+    if not is_resumed and not (start.copy_tokenizer and start.copy_tokenizer(out)):
+        copy_tokenizer_files((start.origin, past.config['init_from'], datasets[0].folder), out)
+    lines = read_log(ckpt_of(start.origin).with_name('log.jsonl')) if past.step else []
     with whole(out / 'log.jsonl') as new:
         new.write_text(''.join(json.dumps(line) + '\n' for line in lines
                                if line['step'] <= past.step))
     return open(out / 'log.jsonl', 'a', buffering=1)
 
 
-def copy_words(sources, out):
-    "The files of a tokenizer, from the first that has one of some runs and datasets."
+def copy_tokenizer_files(sources, out):
+    "Copy the files of a tokenizer from the first of some runs and datasets that has them."
     for folder in (ckpt_of(source).parent for source in sources if source):
         if (folder / 'tokenizer.json').exists():
             if folder.samefile(out):

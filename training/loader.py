@@ -1,60 +1,60 @@
 """Which row is read: it follows from the seed and the row's number, so no position is ever saved.
 
-A dataset is a folder, whose train.json and val.json say what is in its shards. train_*.bin are
-tokens. Beside one may be a .mask, 1 where a token counts in the loss, and a .marks, in which each
-token of an answer has the number of its kind, and the first token that number plus 128. A folder
-may also be a mixture: its mixture.json is {a folder in it: its share of the rows}.
+A *dataset* is a folder whose train.json and val.json list its shards. train_00000.bin holds tokens.
+Next to it there may be a .mask, with a 1 for each token that counts in the loss, and a .marks: it
+has 0 for most tokens, and the number of an answer's kind for each token of the answer. The first
+token of an answer has this number plus 128. Several datasets are a *mixture*: they are typed with
+their shares, such as data/text@0.9,data/toy@0.1, or without them, in equal parts.
 
-A *window* is `context` tokens of a dataset. *Rows* are numbered through the whole run, and each
-holds a window. An *epoch* of a dataset is over when each of its windows came once, in an order that
-is drawn for each epoch. Validation reads one epoch, of a mixture until one of its datasets ends.
-(In an order that is drawn, too, because the toy's text stands at the end of its files.)
+A *window* is `context` tokens of a dataset, and one more, which is only a target. *Rows* are
+numbered through the whole run, and each row holds one window. An *epoch* of a dataset ends when
+each of its windows was read once. Each epoch has its own order, which is drawn. Validation reads
+one epoch, and of a mixture as many rows as there are until one of its datasets ends. (Its order is
+drawn, too, because the toy's text is at the end of its files.)
 """
+import bisect
 import functools
+import itertools
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.lib.stride_tricks import sliding_window_view
 
-from model import require
+from model import Refused, require
+from training.machine import process
 from training.plan import seed_for
-from training.machine import RANK, SIZE
 from training.settings import find
 
-BEGINS = 128
-PERIOD = 1000       # rows, in each of which a mixture's shares are exact
+BEGINS = 128        # what is added to the mark of an answer's first token
+PERIOD = 1000       # in each 1,000 rows, each dataset of a mixture has exactly its share
 
 
-def folders_of(data):
-    "The folders that a setting of data names."
-    return data if isinstance(data, list) else str(data).split(',')
-
-
-def parts_of(folder):
-    "{a dataset's folder: its share} of a mixture. A dataset is made of itself."
-    file = find(folder) / 'mixture.json'
-    shares = json.loads(file.read_text()) if file.exists() else {'.': 1}
-    return {find(folder) / name: share for name, share in shares.items()}
+def parts_of(data):
+    "Return the (folder, share) of each dataset in a setting of data, such as 'a@0.9,b@0.1'."
+    text = ','.join(map(str, data)) if isinstance(data, list) else str(data)
+    parts = [part.partition('@') for part in text.split(',')]
+    return [(folder, float(share or 1)) for folder, _, share in parts]
 
 
 def make_toy_data(c):
-    "The toy's data takes half a minute to make. Other data is the user's own decision."
-    is_used = 'data/toy' in folders_of(c.data) + folders_of(c.cooldown_data or [])
-    if is_used and not (find('data/toy') / 'train.json').exists():
+    "Make the toy's data if it is missing, which takes half a minute. No other data is made."
+    folders = [folder for folder, _ in parts_of(c.data) + parts_of(c.cooldown_data or [])]
+    if 'data/toy' in folders and not (find('data/toy') / 'train.json').exists():
         script = Path(__file__).resolve().parents[1] / 'data/toy/prepare.py'    # and no other one
         subprocess.run([sys.executable, script], check=True)
 
 
 def open_data(c):
-    "The Loaders of a run."
-    if RANK == 0:
+    "Return the Loaders of a run by their names: data, val, and cooldown_data if there is one."
+    rank, n_processes = process()
+    if rank == 0:
         make_toy_data(c)
-    if SIZE > 1:
+    if n_processes > 1:
         dist.barrier()              # the others wait for it
     size = c.batch_size, c.context
     loaders = dict(data=Loader(c.data, *size, seed=c.seed),
@@ -68,124 +68,155 @@ class Dataset:
     "A dataset's windows. Window i always holds the same tokens."
 
     def __init__(self, folder, split, context):
-        self.folder, self.context = folder, context
-        self.about = json.loads((folder / f'{split}.json').read_text())
-        windows = [max(0, shard['tokens'] - 1) // context for shard in self.about['shards']]
-        self.ends = np.cumsum(windows)          # how many there are, each shard's own included
-        self.begins = self.ends - windows
-        self.drawn = None                       # (a seed, the order that it gives)
+        self.folder, self.context = find(folder), context
+        file = self.folder / f'{split}.json'
+        if (self.folder / 'mixture.json').exists():
+            raise Refused(f'{folder}/mixture.json is not read any more: type the mixture, as in '
+                          f'--data={as_typed(self.folder)}')
+        require(file.exists(), f'there is no data in {folder}: see its config or prepare.py')
+        self.about = json.loads(file.read_text())
+        self.first_windows, self.n_windows = [], 0      # the number of each shard's first window
+        for shard in self.about['shards']:
+            self.first_windows.append(self.n_windows)
+            self.n_windows += max(0, shard['tokens'] - 1) // context
+        self.arrays = functools.lru_cache(100)(self.arrays)     # a process may open 1,000 files
 
-    def order(self, seed):
-        "The windows as an epoch has them. (10^8 of them are 400 MB, and take some seconds.)"
-        if not self.drawn or self.drawn[0] != seed:
-            windows = np.arange(self.ends[-1], dtype=np.uint32)
-            draws(seed).shuffle(windows)
-            self.drawn = seed, windows
-        return self.drawn[1]
+    def window(self, i):
+        "Return the tokens of window i, their mask and their marks: context + 1 numbers each."
+        shard = bisect.bisect(self.first_windows, i) - 1
+        start = (int(i) - self.first_windows[shard]) * self.context
+        return [array[start:start + self.context + 1] for array in self.arrays(shard)]
 
-    def read(self, windows, kinds):
-        """(3, n, T) of n windows: tokens, targets (-1: none), and the targets' marks (0: none,
-        as without a target), in which kinds[i] has the number i + 1."""
-        T = self.context
-        rows = np.zeros((3, len(windows), T), np.int64)
-        new_marks = np.arange(2 * BEGINS)       # our mark for each of the files' marks
-        for i, kind in enumerate(self.about['kinds'], 1):
-            new_marks[i] = 1 + kinds.index(kind)
-            new_marks[i + BEGINS] = new_marks[i] + BEGINS
-        of_shard = self.ends.searchsorted(windows, side='right')
-        first = (windows - self.begins[of_shard]) * T           # its first token's place
-        for s in np.unique(of_shard).tolist():
-            shard = self.about['shards'][s]
-            here = of_shard == s
-            arrays = {}
-            for ending in shard['sha256']:      # .bin and, if there are, .mask and .marks
-                path = self.folder / Path(shard['file']).with_suffix(ending).name
-                dtype = self.about['dtype'] if ending == '.bin' else 'uint8'
-                arrays[ending] = open_file(path, dtype, shard['tokens'])
-            # sliding_window_view(a, n)[i] is a[i:i + n]; a target stands one place after its token
-            tokens = sliding_window_view(arrays['.bin'], T + 1)[first[here]]
-            rows[0, here] = tokens[:, :-1]
-            rows[1, here] = tokens[:, 1:]
-            if '.mask' in arrays:
-                counts = sliding_window_view(arrays['.mask'], T)[first[here] + 1] > 0
-                rows[1, here] = np.where(counts, rows[1, here], -1)
-            if '.marks' in arrays:
-                marks = sliding_window_view(arrays['.marks'], T)[first[here] + 1]
-                rows[2, here] = np.where(rows[1, here] < 0, 0, new_marks[marks])
-        return rows
+    def arrays(self, shard):
+        """Return the tokens of a shard, their mask and their marks. The files are mapped, not read.
+        Without a .mask all tokens count, and without .marks none is of an answer."""
+        about, arrays = self.about['shards'][shard], []
+        for ending, without in ('.bin', None), ('.mask', 1), ('.marks', 0):
+            path = self.folder / Path(about['file']).with_suffix(ending).name
+            dtype = np.dtype(self.about['dtype'] if ending == '.bin' else 'uint8')
+            require(dtype.kind == 'u', f'{path} holds {dtype}, which cannot be tokens')
+            if ending in about['sha256']:
+                array = np.asarray(np.memmap(path, dtype, 'r', shape=(about['tokens'],)))
+            else:
+                array = np.broadcast_to(dtype.type(without), about['tokens'])
+            arrays.append(array)
+        return arrays
 
 
-@functools.lru_cache(300)       # a process may have some 1,000 files open
-def open_file(path, dtype, n):
-    "A shard's n tokens, or their mask or marks: mapped, not read."
-    require(dtype in ('uint8', 'uint16', 'uint32'),     # (of objects, bytes would be addresses)
-            f'{path} holds {dtype}, which are no tokens')
-    return np.asarray(np.memmap(path, dtype, 'r', shape=(n,)))      # (a memmap is slow to index)
+def as_typed(folder):
+    "Return what to type for a folder with a mixture.json, which named its shares."
+    shares = json.loads((folder / 'mixture.json').read_text())
+    return ','.join(f'{folder / name}@{share}' for name, share in shares.items())
+
+
+class Place(NamedTuple):
+    "Where a row comes from."
+    dataset: int        # its number in the mixture
+    epoch: int          # how often the dataset was read to its end before
+    index: int          # which window of that epoch's order
 
 
 class Loader:
-    "Batches of batch_size rows, of which each process gets its part."
+    "Makes batches of batch_size rows. Each process gets its own part of each batch."
 
     def __init__(self, data, batch_size, context, split='train', seed=0):
         self.batch_size, self.context, self.split, self.seed = batch_size, context, split, seed
-        open_file.cache_clear()         # files that were open may be others by now
-        self.datasets, shares = [], []
-        for folder in folders_of(data):
-            parts = parts_of(folder)
-            require(all((part / f'{split}.json').exists() for part in parts),
-                    f'there is no data in {find(folder)}: see its config or prepare.py')
-            self.datasets += [Dataset(part, split, context) for part in parts]
-            shares += [share / sum(parts.values()) for share in parts.values()]
-        self.n_windows = np.array([each.ends[-1] for each in self.datasets])    # of each dataset
-        # A period: whose its rows are, and how many of the same dataset come before each.
-        ends = np.cumsum(shares) * PERIOD / sum(shares)
-        whose = ends.searchsorted(np.arange(PERIOD) + 0.5)          # [0, 0, .., 1, 1, ..]
-        self.quota = np.bincount(whose, minlength=len(shares))      # rows of each dataset
-        require(min(*self.n_windows, *self.quota) > 0, f'{data} has a dataset that is shorter than '
-                f'a context of {context} tokens, or whose share is below 1 in {PERIOD}')
-        self.whose = draws(seed_for(seed, 'mixture')).permutation(whose)
-        self.before = np.empty(PERIOD, int)
-        for d, n in enumerate(self.quota):
-            self.before[self.whose == d] = np.arange(n)
-        self.n_rows = min(map(self.first_row_again, range(len(shares))))
-        self.n_batches = -(-self.n_rows // batch_size)      # of validation: each row once
-        kinds = [kind for each in self.datasets for kind in each.about['kinds']]
-        self.kinds = [*dict.fromkeys(kinds)]    # of answers, numbered through all datasets
+        parts = parts_of(data)
+        self.datasets = [Dataset(folder, split, context) for folder, _ in parts]
+        ends = np.cumsum([share for _, share in parts])
+        in_turn = (ends * PERIOD / ends[-1]).searchsorted(np.arange(PERIOD) + 0.5)  # 0, .., 1, ..
+        self.quota = np.bincount(in_turn, minlength=len(parts)).tolist()    # rows of each in 1,000
+        require(min([*self.quota, *(dataset.n_windows for dataset in self.datasets)]) > 0,
+                f'{data} has a dataset that is shorter than a context of {context} tokens, or '
+                f'whose share is below 1 in {PERIOD}')
+        # Which dataset each of 1,000 rows reads, and how many rows before it read the same.
+        if split == 'val':
+            self.dataset_of_row = spread(self.quota)
+        else:
+            order = draws(seed_for(seed, 'mixture')).permutation(in_turn)
+            self.dataset_of_row = order.tolist()
+        counts = [0] * len(parts)
+        self.same_before = []
+        for d in self.dataset_of_row:
+            self.same_before.append(counts[d])
+            counts[d] += 1
+        kinds = [kind for dataset in self.datasets for kind in dataset.about['kinds']]
+        self.kinds = [*dict.fromkeys(kinds)]    # of answers, numbered through all datasets from 1
+        self.new_marks = [self.marks_of(dataset) for dataset in self.datasets]
+        self.order = functools.lru_cache(1 + len(parts))(self.order)
 
-    def first_row_again(self, d):
-        "The first row that reads dataset d a second time."
-        periods, rest = divmod(self.n_windows[d], self.quota[d])
-        return (periods * PERIOD + np.flatnonzero(self.whose == d)[rest]).item()
+    @functools.cached_property
+    def n_rows(self):
+        "How many rows come before a window is read for the second time."
+        return next(row for row in itertools.count() if self.place(row).epoch > 0)
 
-    def description(self):
-        "What a checkpoint keeps of the data, to know it again."
-        quota = self.quota.tolist()
-        return [each.about | dict(rows_of_1000=n) for each, n in zip(self.datasets, quota)]
+    @property
+    def n_batches(self):
+        return -(-self.n_rows // self.batch_size)
 
-    def passes(self, batches):
-        "How often the dataset that is read most has been read after so many batches."
-        return max(batches * self.batch_size * self.quota / PERIOD / self.n_windows).item()
+    def marks_of(self, dataset):
+        "Return our mark for each of the 256 marks that a dataset's files may have."
+        numbers = np.zeros(BEGINS, np.uint8)
+        for i, kind in enumerate(dataset.about['kinds'], 1):
+            numbers[i] = 1 + self.kinds.index(kind)
+        first_tokens = numbers + BEGINS
+        return np.concatenate((numbers, first_tokens))
+
+    def place(self, row):
+        """Return the Place of a row. Say it is the 866th row of a dataset with 500 windows: then it
+        is in that dataset's epoch 1, at index 366."""
+        period, i = divmod(row, PERIOD)
+        d = self.dataset_of_row[i]
+        number = period * self.quota[d] + self.same_before[i]
+        return Place(d, *divmod(number, self.datasets[d].n_windows))
+
+    def order(self, d, epoch):
+        "Return dataset d's windows as an epoch reads them. (10^8 windows take 400 MB, and time.)"
+        windows = np.arange(self.datasets[d].n_windows, dtype=np.uint32)
+        draws(seed_for(self.seed, f'epoch of dataset {d}', epoch)).shuffle(windows)
+        return windows
 
     def batch(self, step):
-        """(tokens, targets, marks of the targets), (B, T) each; -1 is no target. The last batch of
-        validation may have fewer rows."""
-        n = self.batch_size // SIZE
-        first = step * self.batch_size + RANK * n           # rows count through the whole run
+        """Return (tokens, targets, marks of the targets), (B, T) each. A target of -1 does not
+        count, and has the mark 0. The last batch of validation may have fewer rows."""
+        rank, n_processes = process()
+        n = self.batch_size // n_processes
+        first = step * self.batch_size + rank * n           # rows count through the whole run
         end = min(first + n, self.n_rows) if self.split == 'val' else first + n
-        period, place = np.divmod(np.arange(first, end), PERIOD)
-        dataset = self.whose[place]
-        # Say a row is a dataset's 866th. If that has 500 windows, the row is in its epoch 1, and
-        # holds the window that comes 366th in that epoch's order.
-        number = period * self.quota[dataset] + self.before[place]
-        epoch, number = np.divmod(number, self.n_windows[dataset])
-        rows = np.empty((3, len(number), self.context), np.int64)
-        for d, e in sorted({*zip(dataset.tolist(), epoch.tolist())}):
-            here = (dataset == d) & (epoch == e)
-            order = self.datasets[d].order(seed_for(self.seed, f'epoch of dataset {d}', e))
-            rows[:, here] = self.datasets[d].read(order[number[here]], self.kinds)
-        return torch.from_numpy(rows).unbind()
+        read = np.zeros((3, max(0, end - first), self.context + 1), np.int64)
+        for i, row in enumerate(range(first, end)):
+            d, epoch, index = self.place(row)
+            tokens, mask, marks = self.datasets[d].window(self.order(d, epoch)[index])
+            read[0, i], read[1, i], read[2, i] = tokens, mask, self.new_marks[d][marks]
+        tokens, mask, marks = torch.from_numpy(read)
+        targets = tokens[:, 1:].where(mask[:, 1:] > 0, -1)
+        marks = marks[:, 1:].where(targets >= 0, 0)
+        return tokens[:, :-1].contiguous(), targets, marks
+
+    def passes(self, batches):
+        "Return how often the dataset that is read most has been read after this many batches."
+        rows = batches * self.batch_size / PERIOD
+        return max(rows * quota / dataset.n_windows
+                   for quota, dataset in zip(self.quota, self.datasets))
+
+    def description(self):
+        "Return what a checkpoint stores of the data, to know it again."
+        return [dataset.about | dict(rows_of_1000=quota)
+                for dataset, quota in zip(self.datasets, self.quota)]
+
+
+def spread(quota):
+    """Return which dataset each of 1,000 rows reads, so that any first rows have nearly the shares:
+    each row goes to the dataset that is furthest behind its share."""
+    counts, order = [0] * len(quota), []
+    for row in range(1, PERIOD + 1):
+        behind = [quota[d] * row / PERIOD - counts[d] if counts[d] < quota[d] else -PERIOD
+                  for d in range(len(quota))]
+        order.append(behind.index(max(behind)))
+        counts[order[-1]] += 1
+    return order
 
 
 def draws(seed):
-    "numpy's RandomState, whose draws stay the same in all its versions. It takes 32 bits at once."
+    "Return numpy's RandomState, which draws the same in all versions. It takes 32 bits at once."
     return np.random.RandomState([seed >> 32, seed & 0xffff_ffff])

@@ -19,11 +19,6 @@ from tqdm import tqdm
 from model import LM, require, unrolled
 from training.plan import has_own_parts
 
-RANK, SIZE, LOCAL_RANK = 0, 1, 0
-if 'RANK' in os.environ:        # torchrun says which process this is
-    RANK, SIZE = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])
-    LOCAL_RANK = int(os.environ['LOCAL_RANK'])
-
 # Dense bfloat16 FLOPs per second. The first name that a GPU has counts; 0: it is not known.
 PEAKS = {'Laptop': 0, '4090 D': 0, 'H100 PCIe': 756e12, 'H100 NVL': 835e12, 'H200 NVL': 835e12,
          'H200': 989e12, 'H100': 989e12, 'B200': 2250e12, 'A100': 312e12, 'L40S': 362e12,
@@ -32,6 +27,8 @@ PEAKS = {'Laptop': 0, '4090 D': 0, 'H100 PCIe': 756e12, 'H100 NVL': 835e12, 'H20
 
 @dataclass
 class Machine:
+    rank: int                   # the number of this process ...
+    size: int                   # ... among so many
     device: torch.device
     cuda: bool
     peak: float                 # FLOPs a second of all of the GPUs; 0: it is not known
@@ -40,13 +37,15 @@ class Machine:
 
 
 def machine_of(c):
-    "The Machine of this process, as its settings say."
+    "Return the Machine of this process. torchrun tells each process its number in the environment."
+    rank, size, local = (int(os.environ.get(name, default)) for name, default in
+                         (('RANK', 0), ('WORLD_SIZE', 1), ('LOCAL_RANK', 0)))
     kind = c.device
     if kind == 'auto':
         accelerator = torch.accelerator.current_accelerator(check_available=True)
         kind = accelerator.type if accelerator else 'cpu'
     cuda = kind == 'cuda'
-    device = torch.device(f'cuda:{LOCAL_RANK}' if cuda else kind)
+    device = torch.device(f'cuda:{local}' if cuda else kind)
     bfloat16 = c.dtype == 'bfloat16'
     peak = 0
     if cuda:
@@ -57,26 +56,38 @@ def machine_of(c):
         bfloat16 |= c.dtype == 'auto' and torch.cuda.get_device_capability() >= (8, 0)
         peak = next((PEAKS[each] for each in PEAKS if each in torch.cuda.get_device_name()), 0)
     autocast = functools.partial(torch.autocast, kind, torch.bfloat16, enabled=bfloat16)
-    return Machine(device, cuda, peak * SIZE, cuda if c.compile == 'auto' else c.compile, autocast)
+    compiles = cuda if c.compile == 'auto' else c.compile
+    return Machine(rank, size, device, cuda, peak * size, compiles, autocast)
 
 
-@contextlib.contextmanager
-def together(machine):
-    "In here the processes of a run can talk to each other."
-    if SIZE > 1:                # the others may wait long while the first one saves
+def join_processes(machine):
+    """Let the processes of a run talk to each other. A second run in the same processes uses the
+    same group, because a group that was destroyed leaves keys behind that confuse the next one."""
+    if machine.size > 1 and not dist.is_initialized():
         dist.init_process_group('nccl' if machine.cuda else 'gloo', timeout=timedelta(hours=1),
                                 device_id=machine.device if machine.cuda else None)
-    yield       # after an error the process just ends: NCCL would wait for the others first
-    if SIZE > 1:
+
+
+def leave_processes():
+    "End what join_processes began. After an error a process just ends, and waits for no other."
+    if dist.is_initialized():
         time.sleep(0.2)         # gloo's threads must have let go of their last message
         dist.destroy_process_group()
 
 
+def process():
+    "Return the number of this process, and how many there are."
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
 @contextlib.contextmanager
 def stopping():
-    "In here Ctrl-C and SIGTERM go into the list. So a step, and its checkpoint, can end first."
+    """Inside this `with`, Ctrl-C, SIGTERM and a closed terminal put their number into the list. So
+    a step can end first, and a checkpoint be saved."""
     signals = []
-    numbers = signal.SIGINT, signal.SIGTERM
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, 'SIGHUP') and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)           # under nohup it is ignored, and the run goes on
     old = [signal.signal(number, lambda number, _: signals.append(number)) for number in numbers]
     try:
         yield signals
@@ -94,7 +105,7 @@ def compile_and_distribute(machine, model, c):
             block.compile()
         if machine.cuda:
             model.cross_entropy = torch.compile(LM.cross_entropy, dynamic=False)
-    if SIZE == 1:
+    if machine.size == 1:
         return model
     # DDP has to search for unused weights if the order leaves a layer out, or if a Span or a loss
     # of your own might. On CPUs it always searches, and averages with a hook: without both, DDP's
@@ -112,28 +123,29 @@ def compile_and_distribute(machine, model, c):
 
 
 def from_all(x):
-    "x of each process: (SIZE, ..)."
-    if SIZE == 1:
+    "Return x of each process: (size, ...)."
+    rank, size = process()
+    if size == 1:
         return x[None]
-    every = [torch.empty_like(x) for _ in range(SIZE)]
+    every = [torch.empty_like(x) for _ in range(size)]
     dist.all_gather(every, x)
     return torch.stack(every)
 
 
 def gathered(machine, numbers):
-    "Some numbers of each process: (SIZE, n)."
+    "Return some numbers of each process: (size, n)."
     own = torch.tensor(numbers, dtype=torch.float64)
-    return from_all(own if SIZE == 1 else own.to(machine.device)).cpu()
+    return from_all(own if machine.size == 1 else own.to(machine.device)).cpu()
 
 
 def exchange(machine, loss, signals):
-    "(the loss, added up over the processes, the highest signal of any, or 0)."
+    "Return the loss, added up over the processes, and the highest signal that any got, or 0."
     numbers = gathered(machine, [float(loss), max(signals, default=0)])
     return numbers[:, 0].sum().item(), int(numbers[:, 1].max())
 
 
 def say(text):
-    "A line on the terminal, above the bar."
-    if RANK == 0:
+    "Print a line on the terminal of the first process, above the bar."
+    if process()[0] == 0:
         tqdm.write(text)
         sys.stdout.flush()

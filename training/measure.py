@@ -5,11 +5,11 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from model import Refused, require, unrolled
+from model import Refused, unrolled
 from retrofit import core_of
 from training.loader import BEGINS
-from training.machine import RANK, gathered
-from training.plan import LOGGED, has_own_parts, seed_for, training_flops
+from training.machine import gathered
+from training.plan import has_own_parts, seed_for, training_flops
 
 
 @torch.no_grad()
@@ -17,7 +17,7 @@ def measure(run, metric=None):
     "What the log says of a run's model: the validation loss, right answers, a metric of its own."
     model, val, machine, c = run.model, run.data['val'], run.machine, run.c
     model.eval()
-    torch.manual_seed(seed_for(c.seed, f'measuring in process {RANK}'))     # what a Span draws
+    torch.manual_seed(seed_for(c.seed, 'measuring in process 0'))       # what a Span draws
     with machine.autocast():
         sums = sum(of_batch for of_batch, *_ in validate(model, val, c.eval_batches, c.grad_accum))
         sums = gathered(machine, sums.flatten().tolist()).sum(0).view_as(sums)
@@ -26,11 +26,10 @@ def measure(run, metric=None):
                  for name, (its_loss, its_tokens, right, n_answers) in zip(val.kinds, of_kinds)
                  if n_answers}
         numbers = dict(val_loss=loss / max(1, tokens), kinds=kinds)
-        if metric:              # a mean over rows, of which each process has its own
+        if metric:              # each number is a mean over rows, and each process has its own rows
             own = {name: float(number) for name, number in metric(model, val).items()}
-            require(not own.keys() & LOGGED, 'a metric has the name of a number of the log: '
-                    + ', '.join(own.keys() & LOGGED))
-            numbers |= dict(zip(own, gathered(machine, [*own.values()]).mean(0).tolist()))
+            means = gathered(machine, [*own.values()]).mean(0).tolist()
+            numbers['metric'] = dict(zip(own, means))
     model.train()
     return numbers
 
@@ -130,7 +129,6 @@ def check_flops(model, c, machine, batch):
     wanted = counted_by_torch(loss=c.loss) / counted_by_torch(order=layers)
     ours = training_flops(model, c) / model.flops_per_token(layers, c.context)
     if abs(ours / wanted - 1) > 0.02:
-        name = 'loss.flops' if c.loss else 'the method flops of your Span'
         raise Refused(f'a step costs {wanted:.3f} times the FLOPs of its layers in a plain order, '
-                      f'and {ours:.3f} are counted: {name} must count what is computed '
-                      '(docs/EXTEND.md)')
+                      f'but would be logged with {ours:.3f} times: write the method flops of your '
+                      'Span, or loss.flops if the loss computes more (docs/EXTEND.md)')

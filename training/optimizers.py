@@ -4,21 +4,21 @@ import math
 import torch
 
 from model import require
-from training.machine import RANK, SIZE, from_all
+from training.machine import from_all, process
 
 
 def make_optimizers(model, c):
-    "The config's own, or Muon and AdamW, or AdamW. Each group's `peak` is what train.py scales."
+    """Return the optimizers of a config: its own, or Muon and AdamW, or AdamW. train.py scales each
+    group's `peak` rate."""
     optimizers = c.optimizer(model, c) if callable(c.optimizer) else muon_and_adamw(model, c)
-    require(isinstance(optimizers, (list, tuple)), 'an optimizer of your own gives a list of them')
+    require(isinstance(optimizers, (list, tuple)), 'optimizer(model, c) must return a list of them')
     number = {p: i for i, p in enumerate(model.parameters())}
     require(sorted(number.get(p, -1) for p in parameters_of(optimizers))
             == [i for p, i in number.items() if p.requires_grad],
             'each parameter (with requires_grad) belongs in one group of one optimizer')
-    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-        # a checkpoint finds a state by its place in here: always the model's own order
-        group['params'].sort(key=number.get)
-        group.setdefault('peak', group['lr'])
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group.setdefault('peak', group['lr'])
     return optimizers
 
 
@@ -44,41 +44,42 @@ def muon_and_adamw(model, c):
 
 
 def parameters_of(optimizers):
-    "All parameters, group by group, which is the order that a resumed run has, too."
-    return [p for each in optimizers for group in each.param_groups for p in group['params']]
+    """Return all parameters, group by group. (Gradients are clipped in this order: another order
+    would change the last bit of their norm.)"""
+    return [p for optimizer in optimizers for group in optimizer.param_groups
+            for p in group['params']]
 
 
-def made_anew(optimizers, model, c):
-    """Optimizers of a model that has grown, with the states that `untie` gave its parameters. Their
-    groups are made anew, because a config may group layers by their depth."""
-    # a parameter that goes to another kind of optimizer, as a config may want, loses its state
-    states = {(type(optimizer), p): state for optimizer in optimizers
-              for p, state in optimizer.state.items()}
-    model.requires_grad_(True)      # the config's function may freeze again
-    optimizers = make_optimizers(model, c)
+def states_of(optimizers, model):
+    """Return what the optimizers remember, as {kind of optimizer: {parameter's name: its state}}. A
+    checkpoint stores this, and a growth renames what belongs to a layer."""
+    states = {}
     for optimizer in optimizers:
-        for p in parameters_of([optimizer]):
-            if (type(optimizer), p) in states:
-                optimizer.state[p] = states[type(optimizer), p]
-    return optimizers
+        of_kind = states.setdefault(type(optimizer).__name__, {})
+        for name, p in model.named_parameters():
+            if p in optimizer.state:
+                of_kind[name] = optimizer.state[p]
+    return states
 
 
-def load_states(optimizers, saved, same_settings):
-    """The states of a checkpoint. A branch has settings of its own for the groups. (Those of a
-    resumed run may hold numbers of an optimizer of your own.)"""
-    sizes, own = ([[len(group['params']) for group in each['param_groups']] for each in states]
-                  for states in (saved, [each.state_dict() for each in optimizers]))
-    require(sizes == own, 'these settings have other optimizers than the checkpoint, or groups')
-    for optimizer, old in zip(optimizers, saved):
-        groups = [dict(group) for group in optimizer.param_groups]
-        optimizer.load_state_dict(old)
-        for group, made in zip(optimizer.param_groups, groups):
-            if not same_settings:
-                group.update(made)
-        for i, p in enumerate(parameters_of([optimizer])):      # torch gave them p's type
-            for name, value in old['state'].get(i, {}).items():
-                if torch.is_tensor(value):
-                    optimizer.state[p][name] = value.to(optimizer.state[p][name].device)
+def load_states(optimizers, model, states):
+    """Give the optimizers copies of what `states_of` returned. A parameter that has no state there
+    begins without one. Returns how many parameters these are."""
+    names = {p: name for name, p in model.named_parameters()}
+    n_new = 0
+    for optimizer in optimizers:
+        of_kind = states.get(type(optimizer).__name__, {})
+        for group in optimizer.param_groups:
+            # torch counts steps on the CPU, unless one kernel updates all parameters
+            counts_on_device = group.get('fused') or group.get('capturable')
+            for p in group['params']:
+                n_new += names[p] not in of_kind
+                for key, value in of_kind.get(names[p], {}).items():
+                    if torch.is_tensor(value):
+                        on_cpu = key == 'step' and not counts_on_device
+                        value = value.to('cpu' if on_cpu else p.device, copy=True)
+                    optimizer.state[p][key] = value
+    return n_new
 
 
 class Muon(torch.optim.Optimizer):
@@ -107,9 +108,10 @@ class Muon(torch.optim.Optimizer):
                 self.state[p]['momentum_buffer'] = torch.zeros_like(p)
         momenta = [self.state[p]['momentum_buffer'] for p in matrices]
         torch._foreach_lerp_(momenta, grads, 1 - group['momentum'])
-        # Each process makes a share of them orthogonal. (Past the end that is the last, once more.)
-        share = math.ceil(len(matrices) / SIZE)
-        own = [min(i, len(matrices) - 1) for i in range(RANK * share, (RANK + 1) * share)]
+        # Each process makes a share of them orthogonal. Beyond the end it takes the last one again.
+        rank, n_processes = process()
+        share = math.ceil(len(matrices) / n_processes)
+        own = [min(i, len(matrices) - 1) for i in range(rank * share, (rank + 1) * share)]
         ahead = torch._foreach_lerp([grads[i] for i in own], [momenta[i] for i in own],
                                     group['momentum'])                  # Nesterov's look ahead
         directions = from_all(orthogonal(torch.stack(ahead))).flatten(0, 1).to(matrices[0].dtype)

@@ -1,7 +1,9 @@
 """What a run is: its settings, and what they say of every step.
 
-The idea: what happens at a step follows from its number. `plan(c, step)` says how deep the model
-is, in which order its layers run, how fast it learns and which batch it reads. train.py does it.
+The idea: a run is a list of steps and a list of changes of its model's order. `plan(c, step)`
+returns what happens at a step, such as how fast the model learns and which batch it reads. It
+follows from the step's number. `changes(c)` lists where the model grows or loops. train.py does
+both.
 """
 import copy
 import hashlib
@@ -12,7 +14,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from grow import GROWTH, Stage, growth_plan
+from grow import GROWTH, growth_plan
 from loop import fit_loop
 from model import ModelConfig, Span, require, spans_in
 from retrofit import Core, ramp, sample_recurrence
@@ -105,31 +107,53 @@ POSITIVE = set('steps batch_size context grad_accum n_layer n_embd n_head grow_b
 # What a resume may change: where files are, what is measured, kept and shown, and the machine.
 FREE = set('out_dir data cooldown_data device compile grad_accum recompute eval_every eval_batches '
            'metric log_every save_every keep_every keep_stages wandb'.split())
-# The names in a line of the log. A metric has others.
-LOGGED = set('step tokens flops seconds loss grad_norm grown looped r backprop_depth tokens_per_s '
-             'memory_gb mfu lr passes n_layer depth val_loss kinds'.split())
+
+
+class Change(NamedTuple):
+    "From the beginning of a step on, the model runs another order."
+    step: int
+    order: list
+    copies: bool    # growing: each entry of the order gets its own copy of its layer. Looping: not
+
+
+def changes(c):
+    """Return the Changes of a run, from the first to the last. Those of step 0 give a new model its
+    order."""
+    all_changes = []
+    if c.grow:
+        growths = growth_plan(c.grow, first_n_layer(c), c.n_layer, c.grow_block,
+                              c.steps - c.decay_steps, c.grow_alpha)
+        all_changes = [Change(step, order, True) for step, order in growths]
+    if c.loop:
+        all_changes.append(Change(0, fit_loop(c.loop, c.n_layer), False))
+    if c.order:     # a copy, because the model gives weights to the Spans that it gets
+        all_changes.append(Change(0, copy.deepcopy(c.order), False))
+    if c.cooldown_loop:
+        order = fit_loop(c.cooldown_loop, c.n_layer)
+        all_changes.append(Change(c.steps - c.decay_steps, order, False))
+    return all_changes
+
+
+def first_n_layer(c):
+    "Return how many layers a new model begins with."
+    return (c.grow_from or c.grow_block) if c.grow else c.n_layer
 
 
 class Plan(NamedTuple):
     step: int
     rate: float                 # the share of the peak rate
-    n_layer: int
-    grown_from: list | None     # the order that became this stage's model
-    order: list | None          # what runs; None: as the model has it
-    data: str                   # what it reads, 'data' or 'cooldown_data', ...
+    data: str                   # what the step reads, 'data' or 'cooldown_data', ...
     batch: int                  # ... and which batch of that
     r: int | None               # how often a core runs, ...
-    backprop_depth: int | None  # ... and through how many of these runs gradients go
+    backprop_depth: int | None  # ... and through how many of these runs gradients flow
 
 
 def plan(c, step):
-    "What a step does. (What the model decides has been filled in by start.py.)"
+    "Return what a step does. `c` has what the model decides (see training/start.py)."
     first_of_decay = c.steps - c.decay_steps
-    in_decay = step >= first_of_decay
-    stage = [each for each in stages(c) if each.first_step <= step][-1]
-    loop = c.cooldown_loop if in_decay and c.cooldown_loop else c.loop
     data, batch = 'data', step
-    if in_decay and c.cooldown_data:        # its batches count from 0, even of the same data
+    if step >= first_of_decay and c.cooldown_data:
+        # batches of a cool-down's data are numbered from 0, even if the data is the same
         data, batch = 'cooldown_data', step - first_of_decay
     r = backprop_depth = None
     if c.recurrence:
@@ -137,10 +161,7 @@ def plan(c, step):
         r = sample_recurrence(mean_r, generator_for(c.seed, 'recurrence', step))
         most = ramp(step, c.steps, c.backprop_depth, c.backprop_curriculum)
         backprop_depth = min(most, mean_r)      # as the authors: not through more than the mean
-    # A copy of the order, because a model gives weights to the Spans that it gets.
-    order = fit_loop(loop, stage.n_layer) if loop else copy.deepcopy(c.order)
-    return Plan(step, rate(c, step), stage.n_layer, stage.order, order, data, batch, r,
-                backprop_depth)
+    return Plan(step, rate(c, step), data, batch, r, backprop_depth)
 
 
 def training_flops(model, c):
@@ -164,14 +185,6 @@ def seed_for(seed, purpose, step=0):
 
 def generator_for(seed, purpose, step=0, device='cpu'):
     return torch.Generator(device).manual_seed(seed_for(seed, purpose, step))
-
-
-def stages(c):
-    "The Stages of a run: one, if it never grows. The first says how deep a new model is."
-    if not c.grow:
-        return [Stage(0, None, c.n_layer)]
-    return growth_plan(c.grow, c.grow_from or c.grow_block, c.n_layer, c.grow_block,
-                       c.steps - c.decay_steps, c.grow_alpha)
 
 
 def model_config(c, n_layer, n_vocab):

@@ -41,4 +41,5 @@ loss.flops = with_all_heads
 
 out_dir = 'out/deep'
 n_layer = 2
+head_dim = 64               # as config/baseline.py
 order = [Supervised([0, 1])]

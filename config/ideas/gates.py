@@ -27,4 +27,5 @@ class Gated(Span):
 
 out_dir = 'out/gates'
 n_layer = 4
+head_dim = 64               # as config/baseline.py
 order = [0, Gated([1, 2], times=3), 3]

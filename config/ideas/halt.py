@@ -43,6 +43,7 @@ def metric(model, loader):
 
 out_dir = 'out/halt'
 n_layer = 6
+head_dim = 64               # as config/baseline.py
 cut = '2-2-2'
 core = Halting
 recurrence = 4

@@ -51,4 +51,5 @@ def key(name):
 
 out_dir = 'out/lora'
 n_layer = 4
+head_dim = 64               # as config/baseline.py
 order = [0, Relaxed([1, 2]), 3]

@@ -51,4 +51,5 @@ def metric(model, loader):
 
 out_dir = 'out/mixture'
 n_layer = 4
+head_dim = 64               # as config/baseline.py
 order = [0, Leaves([1, 2], times=3), 3]

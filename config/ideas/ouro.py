@@ -75,4 +75,5 @@ def metric(model, loader):
 
 out_dir = 'out/ouro'
 n_layer = 2
+head_dim = 64               # as config/baseline.py
 order = [Exits([0, 1])]

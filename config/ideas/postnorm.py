@@ -33,4 +33,5 @@ class PostNorm(Span):
 
 out_dir = 'out/postnorm'
 n_layer = 4
+head_dim = 64               # as config/baseline.py
 order = [PostNorm([0, 1, 2, 3])]

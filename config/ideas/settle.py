@@ -31,4 +31,5 @@ def loss(model, tokens, targets):
 
 out_dir = 'out/settle'
 n_layer = 4
+head_dim = 64               # as config/baseline.py
 order = [0, Settles([1, 2]), 3]

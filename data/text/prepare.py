@@ -2,8 +2,8 @@
 
 Below a folder, the files count whose endings say text. A file of text is a document, and a row is
 one; a large file of text, or a single one, is cut between paragraphs. If you stop the command, it
-goes on when you repeat it. Datasets become a mixture by a mixture.json in the folder above them,
-which says their shares: {"notes": 0.9, "puzzles": 0.1}.
+continues when you repeat it. Several datasets become a mixture when you type them with their
+shares: --data=data/notes@0.9,data/toy@0.1.
     python data/text/prepare.py notes --tokenizer=out/smollm2 --out=data/notes
 """
 import os

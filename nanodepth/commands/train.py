@@ -7,6 +7,7 @@ import collections
 import functools
 import shlex
 from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 import torch
 
@@ -14,7 +15,6 @@ from nanodepth import ROOT
 from nanodepth.common.errors import Refused, refusing
 from nanodepth.common.options import read
 from nanodepth.grow import untie
-from nanodepth.loop import in_order
 from nanodepth.model import LM, require, unrolled
 from nanodepth.models.checkpoint import data_of, open_path, spent_on, state_of
 from nanodepth.report.tables import columns
@@ -22,11 +22,11 @@ from nanodepth.retrofit import Core, core_of, surgery
 from nanodepth.text.tokenizer import copy_tokenizer
 from nanodepth.train import train
 from nanodepth.training.loader import Loader, make_toy_data
-from nanodepth.training.machine import PEAKS
-from nanodepth.training.plan import (NEEDED_BY, Config, model_config, plan, stages,
+from nanodepth.training.machine import PEAKS, leave_processes
+from nanodepth.training.plan import (NEEDED_BY, Config, changes, first_n_layer, model_config, plan,
                                      training_flops)
-from nanodepth.training.start import (Past, filled_in, load_past, refuse_another_model,
-                                      refuse_what_does_not_fit)
+from nanodepth.training.start import (Past, continued, decided, refuse_another_beginning,
+                                      refuse_what_does_not_fit, set_first_order)
 
 OUT_OF_MEMORY = 'the GPU has too little memory: a higher --grad_accum makes smaller pieces'
 
@@ -50,13 +50,14 @@ def main(argv):
         return
     with refusing(torch.OutOfMemoryError, why=lambda error: OUT_OF_MEMORY):
         stopped = train(config, open_parent)
+    leave_processes()
     if stopped:         # make or a scheduler must not take the run for finished
         raise SystemExit(128 + stopped)
 
 
 def open_parent(path):
     state, model = open_path(path)
-    own = dict(data=data_of(path, state), copy_words=functools.partial(copy_tokenizer, path))
+    own = dict(data=data_of(path, state), copy_tokenizer=functools.partial(copy_tokenizer, path))
     return model, (state or dict(published=True)) | own
 
 
@@ -78,63 +79,65 @@ def empty(config, n_layer):
 
 
 def begun(config):
-    "(the config as the run has it; the model that it begins with, or None; its first step)."
+    "Return the config as the run has it, the model that it begins with, and its first step."
+    model, past = None, Past()
     if config.branch_from:
-        model, past = load_past(config.branch_from)
-        config = filled_in(config, model, past)
-        refuse_another_model(config, model, past)
-        return config, model, past.step
-    model = open_path(config.init_from)[1] if config.init_from else None
-    if config.cut:
-        model = surgery(model or empty(config, config.n_layer), config.cut, config.core or Core)
-    if model:
-        config = filled_in(config, model, Past(first_n_layer=len(model.layers)))
-    return config, model, 0
+        model, past, _ = continued(config.branch_from)
+        refuse_another_beginning(config, past)
+    elif config.init_from:
+        model = open_path(config.init_from)[1]
+    model = model or empty(config, first_n_layer(config))
+    if config.cut and not config.branch_from:
+        model = surgery(model, config.cut, config.core or Core)
+    if not past.step:
+        past = replace(past, first_n_layer=len(model.layers))
+    config = decided(config, model, past)
+    refuse_what_does_not_fit(config, model, 1)
+    set_first_order(config, model, past)
+    require(config.context <= model.config.context,
+            f'{config.context} tokens are more than the context of {model.config.context}')
+    return config, model, past.step
+
+
+class Stretch(NamedTuple):
+    "Steps of a run in which one model runs one order."
+    first: int          # the number of its first step
+    steps: int          # how many steps
+    model: LM
+    depth: int          # the layers that run
+    flops: int          # the training FLOPs of a token, summed over these steps
 
 
 def stretches(config):
-    """A run as a list of its stretches, steps of one order: [(how many steps, the model, the layers
-    that run, the FLOPs of a token summed over these steps)]."""
-    config, parent, step = begun(config)
-    core = core_of(parent)
-    refuse_what_does_not_fit(config, parent or empty(config, stages(config)[0].n_layer), 1)
-    begins = {stage.first_step for stage in stages(config)}
-    if config.cooldown_loop:
-        begins |= {config.steps - config.decay_steps} - {config.steps}
-    begins = [step, *sorted(first for first in begins if first > step)]
-    rows = []
-    for first, end in zip(begins, [*begins[1:], config.steps]):
-        now = plan(config, first)
-        if parent is None:
-            model = empty(config, now.n_layer)
-            model.order = now.order or model.order
+    "Return the Stretches of a run, from its first step to its last."
+    config, model, step = begun(config)
+    core, rows = core_of(model), []
+    ahead = [change for change in changes(config) if max(1, step) <= change.step < config.steps]
+    firsts = sorted({step, *(change.step for change in ahead)})
+    for first, end in zip(firsts, [*firsts[1:], config.steps]):
+        for change in ahead:
+            if change.step == first and change.copies:
+                model = untie(model, change.order)
+            elif change.step == first:
+                model.order = change.order
+        if core:        # its equal draws are computed once
+            draws = (plan(config, step) for step in range(first, end))
+            flops = 0
+            counts = collections.Counter((now.r, now.backprop_depth) for now in draws)
+            for (core.r, core.backprop_depth), n in counts.items():
+                flops += n * training_flops(model, config)
+            core.r, core.backprop_depth = config.recurrence, config.backprop_depth
         else:
-            if now.n_layer > len(parent.layers):
-                parent = untie(parent, now.grown_from)
-            model = parent
-        order = now.order or model.order
-        require(config.context <= model.config.context,
-                f'{config.context} tokens are more than the context of {model.config.context}')
-        require({*unrolled(order)} <= {*range(len(model.layers))},
-                f'the order {unrolled(order)} names more than {len(model.layers)} layers')
-        with in_order(model, order):
-            if core:        # its equal draws are computed once
-                draws = (plan(config, step) for step in range(first, end))
-                flops = 0
-                counts = collections.Counter((each.r, each.backprop_depth) for each in draws)
-                for (core.r, core.backprop_depth), n in counts.items():
-                    flops += n * training_flops(model, config)
-                core.r, core.backprop_depth = config.recurrence, config.backprop_depth
-            else:
-                flops = (end - first) * training_flops(model, config)
-        rows.append((end - first, model, len(unrolled(order)), flops))
+            flops = (end - first) * training_flops(model, config)
+        rows.append(Stretch(first, end - first, model, len(unrolled(model.order)), flops))
     return rows
 
 
 def planned(config):
     """The training FLOPs of a whole run. Those of config/smollm_*.py are the totals of Table 7 of
     "Do Depth-Grown Models Overcome the Curse of Depth?", to the last digit."""
-    return sum(flops for *_, flops in stretches(config)) * config.batch_size * config.context
+    flops = sum(stretch.flops for stretch in stretches(config))
+    return flops * config.batch_size * config.context
 
 
 def costs(words):
@@ -142,9 +145,9 @@ def costs(words):
     for a published model's)."""
     config = read(Config, words)
     rows, before = stretches(config), config.branch_from or config.init_from
-    flops = sum(flops for *_, flops in rows) * config.batch_size * config.context
+    flops = sum(row.flops for row in rows) * config.batch_size * config.context
     spent = spent_on(state_of(before)) if before else 0
-    return flops / sum(n for n, *_ in rows), flops + spent
+    return flops / sum(row.steps for row in rows), flops + spent
 
 
 def steps_for(flops, words):
@@ -164,17 +167,17 @@ def show(config):
     "Print the cost."
     a_step = config.batch_size * config.context
     table = [['steps', 'layers', 'depth', 'parameters', 'GFLOPs a token', 'petaFLOPs']]
-    total = first = 0
-    for n, model, depth, flops in stretches(config):
+    total = steps = 0
+    for first, n, model, depth, flops in stretches(config):
         table.append([f'{first:,} to {first + n:,}', str(len(model.layers)), str(depth),
                       f'{model.num_params():,}', f'{flops / n / 1e9:.3f}',
                       f'{flops * a_step / 1e15:,.3f}'])
-        first += n
+        steps += n
         total += flops * a_step
     print(columns(table))
-    print(f'in all {total / 1e15:,.3f} petaFLOPs; {config.steps:,} steps of '
+    print(f'in all {total / 1e15:,.3f} petaFLOPs; {steps:,} steps of '
           f'{config.batch_size:,} x {config.context:,} = {a_step:,} tokens, '
-          f'{config.steps * a_step / 1e9:,.2f}B in all')
+          f'{steps * a_step / 1e9:,.2f}B in all')
     if config.grow and not config.init_from:
         alone = {name: getattr(Config, name) for name in NEEDED_BY['grow'].split()}
         full = planned(replace(config, grow=None, **alone))

@@ -9,7 +9,6 @@ import os
 import sys
 
 from nanodepth.model import Refused
-from nanodepth.training.machine import RANK
 
 
 def nearest(name, names):
@@ -47,7 +46,7 @@ def refusals(name):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         raise SystemExit(1) from None
     except (Refused, OSError, ModuleNotFoundError) as error:
-        if RANK == 0:               # what every process refuses, one prints
+        if os.environ.get('RANK', '0') == '0':      # what every process refuses, one prints
             hint = " (pip install '.[hf,plot]' brings what commands need)"
             say(f'{name}: {error}{hint if isinstance(error, ModuleNotFoundError) else ""}')
         raise SystemExit(2) from None

@@ -11,7 +11,7 @@ from nanodepth.model import Refused, require
 from nanodepth.models.checkpoint import OURS, kind_of, spent_on
 from nanodepth.text.primitives import TASKS, TOY_TASKS, few_shot
 from nanodepth.text.tokenizer import END_OF_TEXT, get_tokenizer, refuse_another_tokenizer
-from nanodepth.training.loader import Loader, folders_of
+from nanodepth.training.loader import Loader, parts_of
 from nanodepth.training.settings import find
 
 GROUPS = dict(toy='toy_copy,toy_assign/0-2', papers=','.join(
@@ -107,8 +107,7 @@ def starts_of(path, state):
 
 def is_there(data):
     "Are the validation rows of a folder, or of a list of them, on this disk?"
-    return bool(data) and all(any((find(folder) / name).exists() for name in
-                                  ('val.json', 'mixture.json')) for folder in folders_of(data))
+    return bool(data) and all((find(folder) / 'val.json').exists() for folder, _ in parts_of(data))
 
 
 def how_to_prepare(folder):

@@ -328,5 +328,5 @@ def prepare(mixtures, argv=None, out=None):
         n = make(out / source.name, [[files[name]] for name in drawn], how, options.workers, budget)
         if n < budget:
             print(f'{source.name}: these are all, so they are read {budget / n:.1f} times')
-    write_json(out / 'mixture.json', shares)
-    print(f'{out}: {tokens:,} tokens in the mixture; nanodepth train --data={out}')
+    data = ','.join(f'{out / name}@{share:g}' for name, share in shares.items())
+    print(f'{tokens:,} tokens in the mixture; nanodepth train --data={data}')

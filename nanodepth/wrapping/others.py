@@ -1,9 +1,10 @@
 """wrapper.py's `wrapped` for any decoder of transformers, and for a model of ours.
 
-A Window asks five things of what runs it: run(x, items, depth), and run.depth, .start, .cache and
-.keeps. For layers of ours that is a Pass. For layers of another family it is a Replay: the model
-calls the window's layers itself, which is the first evaluation. Inside the `with` each call is
-noted on its way, and behind the last one the Window runs all others by calling the layers again.
+A Window asks this of what runs it: run(x, items, depth), run.depth, .start and .cache, and the
+methods wrote and forget, which decide which evaluation a cache keeps. For layers of ours that is a
+Pass. For layers of another family it is a Replay: the model calls the window's layers itself, which
+is the first evaluation. Inside the `with` each call is noted on its way, and after the last one the
+Window runs all others by calling the layers again.
 
 Usage:
     with wrapped(llama, 'mid4', K=2): llama.generate(**inputs)
@@ -61,7 +62,8 @@ class Replay:
         self.plain = x              # what the model itself has made of it so far
         self.calls = {}             # {layer: a function of x, its call with all other arguments}
         self.routed = {}            # {router: its answer in the first evaluation}
-        self.cache, self.depth, self.keeps, self.start = cache, 0, True, 0
+        self.cache, self.depth, self.start = cache, 0, 0
+        self.is_forgotten = False   # does the cache keep the next evaluation, and not the first?
         self.slots = []
         if cache is not None:
             self.slots = slots_of(cache, [layers.index(layer) for layer in window.items])
@@ -76,9 +78,15 @@ class Replay:
         self.put_back(self.before)  # each evaluation sees the cache as this forward found it
         for layer in layers:
             x = stream_of(self.calls[layer](x))
-        if not self.keeps:
+        if not self.is_forgotten:
             self.put_back(after)
         return x
+
+    def wrote(self, depths):
+        return False
+
+    def forget(self, depths):
+        self.is_forgotten = True
 
     def held(self):
         "What the slots of the cache hold now. (An update gives a slot other tensors.)"
