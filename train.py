@@ -100,7 +100,7 @@ def take_steps(run, signals):
         began = time.perf_counter()
         with as_planned(run.model, now):
             own_loss = backward(run, now, batch)
-            flops = training_flops(run.model, c)        # with this step's r
+            flops = training_flops(run.model, c.loss, c.context)       # with this step's r
         norm = torch.nn.utils.clip_grad_norm_(parameters_of(run.optimizers),
                                               c.grad_clip or math.inf)
         if step + 1 < c.steps:
@@ -279,6 +279,10 @@ def report(run):
     if run.machine.rank == 0:
         with contextlib.suppress(ImportError):      # without matplotlib there is no picture
             draw({out.name: read_log(out / 'log.jsonl')}, out / 'loss.png')
+        last = read_log(out / 'log.jsonl')[-1]
+        say(f'The validation loss is {last["val_loss"]:.4f}, with a standard error of '
+            f'{last["val_error"]:.4f}: it was measured on {last["val_rows"]:,} of '
+            f'{run.data["val"].n_rows:,} rows.')
     more = '' if spans_in(run.model.order) else f' Next: python probe.py {out}'
     say(f'{flops:.3e} training FLOPs{saving}. Everything is in {out}.{more}')
 

@@ -3,7 +3,6 @@ import each other by bare names. They are loaded here once, by their files, and 
 while they load, so that a model.py of somebody else's stays theirs.
 """
 import importlib
-import os
 import sys
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec, spec_from_file_location
@@ -11,7 +10,6 @@ from pathlib import Path
 
 __version__ = '0.2.0'
 HERE = Path(__file__).resolve().parent
-IS_COMMAND = Path(sys.argv[0]).name in ('nanodepth', '-m')       # and not a script of a user
 ROOT = HERE if (HERE / 'model.py').exists() else HERE.parent    # a wheel has the seven in here
 if ROOT != HERE:
     __path__.append(str(ROOT))              # a clone: config/ and data/ are nanodepth.config, .data
@@ -40,17 +38,11 @@ def load_book():
         setattr(sys.modules[folder or 'nanodepth'], own, module)
         if not ours:
             spec.loader.exec_module(module)
-    # Afterwards each bare name belongs to whoever had it, or would get it: a model.py of somebody
-    # else's in this folder, or beside a config, stays theirs. If nobody claims a name, it stays
-    # ours for a command, so that a config may say `from model import Span` anywhere.
-    words = [word for word in sys.argv if word.endswith('.py')]
-    places = [*sys.path, os.getcwd(), *(str(Path(word).parent) for word in words)]
-    for name, module in before.items():
-        top = name.partition('.')[0]
-        found = PathFinder.find_spec(top, places)
+    for name, module in before.items():         # each bare name is whoever's it was, or would be
+        found = PathFinder.find_spec(name.partition('.')[0])
         if module is not None:
             sys.modules[name] = module
-        elif found is None and not IS_COMMAND or found and not is_ours(found.origin, top):
+        elif found is None or not is_ours(found.origin, name.partition('.')[0]):
             del sys.modules[name]
 
 

@@ -5,7 +5,6 @@ In a clone without an install, write `python -m nanodepth` instead of `nanodepth
     nanodepth mine.py sample out/mine   # the same, after mine.py has been run: its Spans are known
 """
 import importlib
-import runpy
 import sys
 
 COMMANDS = {        # name: (module, what it does)
@@ -20,8 +19,6 @@ COMMANDS = {        # name: (module, what it does)
     'sweep': ('commands.sweep', 'try many ways of running, judge the best on other data'),
     'probe': ('commands.probe', 'which layers models use: a page of pictures'),
 }
-
-OWN_FILES = []      # the names in the files that were run first
 
 
 def main(name=None, argv=None):
@@ -55,8 +52,11 @@ def main(name=None, argv=None):
 def run_own_file(path):
     """Run a file of the user's, so that its Spans, solvers and measures are known to the command.
     Its function `metric`, if there is one, becomes the measure `metric`."""
-    names = runpy.run_path(path, run_name='own file')
-    OWN_FILES.append(names)         # a class that nobody holds would be forgotten
+    from nanodepth.common.options import lent_names
+    from nanodepth.training.settings import find, run_file
+    file = find(path).resolve()
+    with lent_names(file.parent):
+        names = vars(run_file(file))
     if 'metric' in names:
         from nanodepth.scoring.rows import MEASURES
         MEASURES['metric'] = names['metric']

@@ -137,7 +137,7 @@ def test_every_command_reads_its_options_so(capsys):
     with pytest.raises(SystemExit):
         read(Options, ['--help'], ['run'])
     said = capsys.readouterr().out
-    assert re.search(r'--K=N,... +how often \[1\]\n', said) and 'def ' not in said
+    assert re.search(r'--K: tuple.int, ....  *= .1,.  *# how often\n', said) and 'def ' not in said
 
 
 def test_a_config_finds_its_neighbours_and_the_book(tmp_path, monkeypatch):

@@ -96,19 +96,8 @@ def as_written(c):
     kinds = [type(span) for span in spans_in(c.order or ())] + [c.core] * bool(c.core)
     for kind in (parent for kind in kinds for parent in kind.__mro__):
         if issubclass(kind, Span) and kind not in (Span, Core, Window):
-            config[f'class {kind.__name__}'] = source_of(kind)
+            config[f'class {kind.__name__}'] = inspect.getsource(kind)
     return json.loads(json.dumps(config, default=str))  # as in run.json: tuples become lists
-
-
-def source_of(kind):
-    "Return the source of a class. (inspect.getsource does not know the module of a config.)"
-    file = Path(defined_in(kind))
-    if not file.is_file():      # a class without functions, or of a notebook
-        return repr({name: value for name, value in vars(kind).items() if name[0] != '_'})
-    text = file.read_text(encoding='utf-8')
-    sources = [ast.get_source_segment(text, node) for node in ast.walk(ast.parse(text))
-               if isinstance(node, ast.ClassDef) and node.name == kind.__name__]
-    return sources[-1]
 
 
 def same_source(a, b):
@@ -167,17 +156,17 @@ def span_class(name):
     classes = [each for each in classes if each.__name__ == name]
     require(classes, f'the class {name} of a Span is needed: name its file first, as in '
             'nanodepth mine.py evaluate out/run, or import it')
-    # of a notebook's cell that was run again, or a script that is also imported, the last one
-    files = {defined_in(each) for each in classes} - {'__main__'}
+    # If a notebook's cell was run again, or a script is also imported, the last one counts.
+    files = {defined_in(kind) for kind in classes} - {'__main__'}
     require(len(files) <= 1, f'Spans of several files are called {name}: {files}')
     return classes[-1]
 
 
 def defined_in(kind):
-    "Where a class stands: its functions know, and a config's module is none that could be asked."
-    for each in vars(kind).values():
-        if inspect.isfunction(each) and '__file__' in each.__globals__:
-            return os.path.abspath(each.__globals__['__file__'])
+    "Return the file of a class, which its functions know, or its module if it has no function."
+    for value in vars(kind).values():
+        if inspect.isfunction(value) and '__file__' in value.__globals__:
+            return os.path.abspath(value.__globals__['__file__'])
     return kind.__module__
 
 

@@ -1,8 +1,10 @@
 "What is measured of a model: its validation loss, and the answers that it gets right."
 import copy
+import math
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from model import Refused, unrolled
@@ -14,18 +16,26 @@ from training.plan import has_own_parts, seed_for, training_flops
 
 @torch.no_grad()
 def measure(run, metric=None):
-    "What the log says of a run's model: the validation loss, right answers, a metric of its own."
+    """Return what the log says of a run's model: the validation loss with its standard error, the
+    right answers, and the numbers of a metric."""
     model, val, machine, c = run.model, run.data['val'], run.machine, run.c
     model.eval()
     torch.manual_seed(seed_for(c.seed, 'measuring in process 0'))       # what a Span draws
     with machine.autocast():
-        sums = sum(of_batch for of_batch, *_ in validate(model, val, c.eval_batches, c.grad_accum))
+        batches = [*validate(model, val, c.eval_batches, c.grad_accum)]
+        sums = sum(of_batch for of_batch, *_ in batches)
         sums = gathered(machine, sums.flatten().tolist()).sum(0).view_as(sums)
         (loss, tokens, _, _), *of_kinds = sums.tolist()
-        kinds = {name: dict(loss=its_loss / its_tokens, accuracy=right / n_answers)
-                 for name, (its_loss, its_tokens, right, n_answers) in zip(val.kinds, of_kinds)
+        kinds = {name: dict(loss=kind_loss / kind_tokens, accuracy=right / n_answers)
+                 for name, (kind_loss, kind_tokens, right, n_answers) in zip(val.kinds, of_kinds)
                  if n_answers}
         numbers = dict(val_loss=loss / max(1, tokens), kinds=kinds)
+        # A row's share in the error is how far its loss is from the mean loss of its tokens.
+        far = [(of_row[0] - numbers['val_loss'] * of_row[1]).item() ** 2
+               for _, of_rows, _ in batches for of_row in of_rows]
+        n_rows, squares = gathered(machine, [len(far), sum(far)]).sum(0).tolist()
+        error = math.sqrt(squares * n_rows / max(1, n_rows - 1)) / max(1, tokens)
+        numbers |= dict(val_error=error, val_rows=round(n_rows))
         if metric:              # each number is a mean over rows, and each process has its own rows
             own = {name: float(number) for name, number in metric(model, val).items()}
             means = gathered(machine, [*own.values()]).mean(0).tolist()
@@ -87,20 +97,6 @@ def answers(marks, wrong):
         yield kind, not any(wrong[row][first:end])
 
 
-# Each kernel of attention, for torch's counter: it knows none of the CPU's, and counts what the
-# others compute a second time in the backward pass.
-KERNELS = 'flash_attention', 'efficient_attention', 'cudnn_attention', 'flash_attention_for_cpu'
-
-
-def attention_flops(q, k, *rest, **more):
-    "Return the FLOPs of attention's two products, from the shapes of queries and keys."
-    B, H, T, hd = q
-    return 4 * B * H * T * k[2] * hd
-
-
-def attention_backward_flops(grad, q, k, *rest, **more):
-    return 2 * attention_flops(q, k)
-
 
 def check_flops(model, c, machine, batch):
     """Refuse a loss or a Span of your own whose FLOPs are more than 2% off. Otherwise a comparison
@@ -108,26 +104,25 @@ def check_flops(model, c, machine, batch):
 
     Torch counts the products of matrices in a forward and a backward pass, once with your order and
     loss, and once with the same layers in a plain order and the ordinary loss. The ratio of the two
-    must be the ratio of the FLOPs that the run is going to log."""
+    must be the ratio of the FLOPs that the run is going to log. Rows are cut to 256 tokens, because
+    torch counts attention only in its plainest form, which takes much memory."""
     if not has_own_parts(model, c):
         return
     model = copy.deepcopy(model)        # so that gradients, and what a Span keeps, are not changed
     if core := core_of(model):
         core.recompute = False          # our counts leave out what is computed a second time
-    tokens, targets = (t.chunk(c.grad_accum)[0].to(machine.device) for t in batch[:2])
-    kernels = {getattr(torch.ops.aten, f'_scaled_dot_product_{kind}{end}'): function
-               for kind in KERNELS for end, function in
-               (('', attention_flops), ('_backward', attention_backward_flops))}
+    tokens, targets = (t.chunk(c.grad_accum)[0][:, :256].to(machine.device) for t in batch[:2])
 
     def counted_by_torch(**how):
-        torch.manual_seed(seed_for(c.seed, 'counting FLOPs'))
-        with FlopCounterMode(display=False, custom_mapping=kernels) as counter, machine.autocast():
+        torch.manual_seed(seed_for(c.seed, 'a Span in process 0'))
+        with (FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH),
+              machine.autocast()):
             model(tokens, targets, **how).backward()
         return counter.get_total_flops()
 
-    layers = unrolled(model.order)
+    layers, context = unrolled(model.order), tokens.shape[1]
     wanted = counted_by_torch(loss=c.loss) / counted_by_torch(order=layers)
-    ours = training_flops(model, c) / model.flops_per_token(layers, c.context)
+    ours = training_flops(model, c.loss, context) / model.flops_per_token(layers, context)
     if abs(ours / wanted - 1) > 0.02:
         raise Refused(f'a step costs {wanted:.3f} times the FLOPs of its layers in a plain order, '
                       f'but would be logged with {ours:.3f} times: write the method flops of your '

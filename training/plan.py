@@ -16,7 +16,7 @@ import torch
 
 from grow import GROWTH, growth_plan
 from loop import fit_loop
-from model import ModelConfig, Span, require, spans_in
+from model import LM, ModelConfig, Span, require, spans_in
 from retrofit import Core, ramp, sample_recurrence
 from wrapper import Window
 
@@ -29,8 +29,8 @@ class Config:
     init_from: str | None = None        # a new run begins with the model of this one, in its shape
     cut: str | None = None              # makes it recurrent: 2-2-2 is prelude, core and coda
     core: Callable | None = None        # the class of the core that `cut` makes; None: Core
-    branch_from: str | None = None      # goes on from this run, or a checkpoint file, in out_dir
-    data: str | list[str] = 'data/toy'  # a folder, or several in equal parts: a,b
+    branch_from: str | None = None      # continues this run, or a checkpoint file, in out_dir
+    data: str | list[str] = 'data/toy'  # a folder, or a mixture with its shares: a@0.9,b@0.1
     context: int = 64                   # tokens of a training row
     batch_size: int = 32                # rows of a step, over all processes
     # the model
@@ -164,11 +164,11 @@ def plan(c, step):
     return Plan(step, rate(c, step), data, batch, r, backprop_depth)
 
 
-def training_flops(model, c):
-    """Return the training FLOPs of one token. A loss that computes more than the model's own has an
-    attribute `flops`, a function of the model and of the tokens in a row, which counts them all."""
-    flops = getattr(c.loss, 'flops', None)
-    return flops(model, c.context) if flops else model.flops_per_token(context=c.context)
+def training_flops(model, loss, context):
+    """Return the training FLOPs of one token, in rows of `context` tokens. A loss that computes
+    more than the model's own has an attribute `flops`, a function that counts all of them."""
+    count = getattr(loss, 'flops', LM.flops_per_token)
+    return count(model, context=context)
 
 
 def has_own_parts(model, c):

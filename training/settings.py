@@ -1,30 +1,38 @@
-"Skip this, a general tool: a command line and configs, which are Python, fill a dataclass."
+"A general tool: a command line and configs, which are Python files, fill a dataclass."
 import contextlib
 import difflib
 import inspect
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from pathlib import Path
-from types import NoneType, UnionType
+from types import ModuleType, NoneType, UnionType
 from typing import Literal, Union, get_args, get_origin
 
 from model import Refused, require
 
 
 def config_file(path, kinds):
-    "{name: value} of a config: Python that assigns settings, and may have _names of its own."
+    "Return {name: value} of a config: Python that assigns settings, and may have _private names."
     file = find(path).resolve()
     require(file.suffix == '.py' and file.is_file(), f'there is no config {path}')
-    names = dict(__name__='config', __file__=str(file))
+    return {name: setting(name, value, kinds) for name, value in vars(run_file(file)).items()
+            if name in kinds or not is_private(name, value, kinds)}
+
+
+def run_file(file):
+    """Run a Python file of the user's, and return it as a module. It is kept in sys.modules, so
+    that its classes stay known and their source can be read."""
+    name = f'_config {file}'
+    module = sys.modules[name] = ModuleType(name)
+    module.__file__ = str(file)
     sys.path.insert(0, str(file.parent))        # it may import its neighbours
     try:
-        exec(compile(file.read_text(encoding='utf-8'), str(file), 'exec'), names)
+        exec(compile(file.read_text(encoding='utf-8'), str(file), 'exec'), vars(module))
     finally:
         sys.path.remove(str(file.parent))
-    return {name: setting(name, value, kinds) for name, value in names.items()
-            if name in kinds or not is_private(name, value, kinds)}
+    return module
 
 
 def is_private(name, value, kinds):
@@ -60,42 +68,19 @@ def read(cls, argv, plain_word=config_file):
 
 
 def print_help(cls, words=()):
-    "The settings, each with what it takes, its comment and [its default]; `words` have no dashes."
-    left, above = {each.name: each for each in fields(cls)}, []
-    lines = [sys.modules[cls.__module__].__doc__]
-    for line in '\n'.join(map(inspect.getsource, cls.__mro__[:-1])).splitlines():
-        match = re.match(r'    (\w+): .+?(?:\s+# (.*))?$', line)
-        if line.startswith('    # '):
-            above.append(line)
-        elif match:
-            name, comment = match.groups()
-            its = left.pop(name, None)          # (None: a class below has it, too)
-            if its and get_origin(its.type) is not dict:
-                shown = name.upper() if name in words else f'--{name}={in_words(its.type)}'
-                lines += [*above, f'  {shown:34} {comment or ""} {as_typed(its.default)}'.rstrip()]
-            above = []
-    print('\n'.join(lines))
+    """Print the settings as their class has them: name, kind, default and comment. `words` are
+    typed without dashes."""
+    print(sys.modules[cls.__module__].__doc__)
+    for kind in cls.__mro__[:-1]:
+        for line in inspect.getsource(kind).splitlines():
+            field = re.match(r'    (\w+): ', line)
+            if field:
+                print(f'  {line[4:]}' if field[1] in words else f'  --{line[4:]}')
+            elif line.startswith('    # '):
+                print(line)
+            elif line.startswith('    def '):
+                break
     sys.exit()
-
-
-def in_words(kind):
-    "What a setting takes: N, X and TEXT are a whole number, a number and a text."
-    if get_origin(kind) is Literal:
-        return '|'.join(get_args(kind))
-    if Callable in (kind, get_origin(kind)):
-        return 'FUNCTION'
-    inside = [in_words(each) for each in get_args(kind) if each not in (NoneType, ...)]
-    if get_origin(kind) in (list, tuple):
-        return f'{inside[0]},...'
-    known = {int: 'N', float: 'X', str: 'TEXT', bool: 'true|false', Path: 'PATH'}
-    return known.get(kind) or '|'.join(inside) or kind.__name__
-
-
-def as_typed(default):
-    if default in (None, MISSING, '', ()):
-        return ''
-    text = ','.join(map(str, default)) if isinstance(default, tuple) else str(default)
-    return f'[{text.lower() if isinstance(default, bool) else text}]'
 
 
 def setting(name, value, kinds):

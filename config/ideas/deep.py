@@ -3,8 +3,9 @@
 The idea: the loss is the mean of the losses after each iteration. So a loop may be stopped early,
 or run longer.
 
-Paper: "Deeply-Supervised Nets" (Lee et al., 2014); of loops "Looped Transformers are Better at
-Learning Learning Algorithms" (Yang et al., 2023), which leaves out the first iterations.
+Paper: "Deeply-Supervised Nets" (Lee et al., 2014). For loops, "Looped Transformers are Better at
+Learning Learning Algorithms" (Yang et al., 2023), which adds the input again before each iteration,
+and leaves the first iterations out of the loss. Here nothing is added, and all iterations count.
 
     python train.py config/ideas/deep.py
     nanodepth config/ideas/deep.py evaluate out/deep --span=times:2,times:3,times:6
@@ -13,7 +14,7 @@ from model import Span
 
 
 class Supervised(Span):
-    def __init__(self, items, times=4):
+    def __init__(self, items, times=4):     # named here, so that --span=times:6 may set it
         super().__init__(items, times)
 
     def forward(self, run, x):
@@ -31,13 +32,13 @@ def loss(model, tokens, targets):
     return sum(losses) / len(losses)
 
 
-def with_all_heads(model, context):
-    "The head runs after each iteration, and not once."
+def flops_with_all_heads(model, context):
+    "Return the training FLOPs of one token: the head runs after each iteration."
     more = model.order[0].times - 1
     return model.flops_per_token(context=context) + 6 * more * model.head.weight.numel()
 
 
-loss.flops = with_all_heads
+loss.flops = flops_with_all_heads
 
 out_dir = 'out/deep'
 n_layer = 2

@@ -3,8 +3,9 @@
 The idea: each iteration adds a learned vector to the stream, so that the same layers know which
 iteration this is. A learned gate decides how much of the iteration's result is taken.
 
-Paper: the vectors are those of "Universal Transformers" (Dehghani et al., 2018), learned instead of
-sinusoidal. The gates are one number for each iteration, and begin at one half.
+Paper: "Universal Transformers" (Dehghani et al., 2018) add a vector for each iteration and each
+position, which is computed. What differs here: the vectors are learned, and are the same at all
+positions. The gates are ours: one number for each iteration, which begins at one half.
 
     python train.py config/ideas/gates.py
 """

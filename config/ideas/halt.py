@@ -5,8 +5,9 @@ not use all of them: if a run moves a token's state by less than a share eps of 
 token has arrived, and keeps its state from then on. So hard tokens run longer than easy ones.
 
 Paper: "Scaling up Test-Time Compute with Latent Reasoning: A Recurrent Depth Approach" (Geiping et
-al., 2025), section 6, which compares predictions instead of states. All r runs are computed,
-because later tokens need their keys: `runs` says how many change a token.
+al., 2025), section 6. What differs here: it compares predictions and saves compute. Here states are
+compared, and all r runs are computed, because later tokens need their keys: `runs` says how many
+change a token.
 
     python train.py config/ideas/halt.py
     nanodepth config/ideas/halt.py evaluate out/halt --r=8 --measures=loss,metric \\
@@ -22,21 +23,25 @@ class Halting(Core):
         super().__init__(items, r, backprop_depth)
         self.eps = eps
 
+    def forward(self, run, e):
+        run.notes['moves'] = torch.ones_like(e[..., :1], dtype=torch.bool)      # (B, T, 1)
+        run.notes['runs'] = 0.0
+        return super().forward(run, e)
+
     def step(self, run, s, e, depth):
         new = super().step(run, s, e, depth)
         if self.training:
             return new
-        moves = (new - s).norm(dim=-1, keepdim=True) > self.eps * s.norm(dim=-1, keepdim=True)
-        goes_on = run.notes.get('goes_on', torch.ones_like(moves))              # (B, T, 1)
-        run.notes['runs'] = run.notes.get('runs', 0.0) + goes_on.float().mean()
-        run.notes['goes_on'] = goes_on & moves
-        return torch.where(goes_on, new, s)
+        moves = run.notes['moves']
+        run.notes['runs'] += moves.float().mean()
+        far = (new - s).norm(dim=-1, keepdim=True) > self.eps * s.norm(dim=-1, keepdim=True)
+        run.notes['moves'] = moves & far
+        return torch.where(moves, new, s)
 
 
 def metric(model, loader):
     "Return how many runs change a token's state, on average."
-    notes = {}
-    tokens = loader.batch(0)[0]
+    notes, tokens = {}, loader.batch(0)[0]
     model.hidden(tokens.to(model.norm.weight.device), notes=notes)
     return dict(runs=notes['runs'])
 

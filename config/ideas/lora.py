@@ -5,7 +5,7 @@ So the iterations may differ at the price of a few weights. B begins at zero, as
 
 Paper: "Relaxed Recursive Transformers: Effective Parameter Sharing with Layer-wise LoRA" (Bae et
 al., 2024). What differs here: A is random, and does not come from a decomposition of a larger
-model. Because W + B A is computed in each forward pass, such layers are not compiled on a GPU.
+model. W + B A is computed once in each forward pass, which costs little if a batch has many tokens.
 
     python train.py config/ideas/lora.py
 """
@@ -18,7 +18,7 @@ from model import Span
 class Relaxed(Span):
     def __init__(self, items, times=3, rank=4):
         super().__init__(items, times)
-        self.rank = rank
+        self.rank = rank                # the items must be layers, and not Spans
 
     def make_weights(self, model):
         self.A, self.B = nn.ParameterDict(), nn.ParameterDict()
@@ -32,8 +32,9 @@ class Relaxed(Span):
     def forward(self, run, x):
         layers = run.layers
         for t in range(self.times):
-            run.layers = {i: self.changed(layers[i], t, k) for k, i in enumerate(self.items)}
-            x = run(x, self.items)
+            for k, i in enumerate(self.items):
+                run.layers = {i: self.changed(layers[i], t, k)}
+                x = run(x, [i])
         run.layers = layers
         return x
 

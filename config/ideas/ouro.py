@@ -6,8 +6,8 @@ gate does not settle on one iteration too early.
 
 Paper: "Scaling Latent Reasoning via Looped Language Models" (Zhu et al., 2025), its first stage of
 training. In evaluation a token's prediction comes from the first iteration at which it has left
-with a probability of at least q. All iterations run, because later tokens need their keys: so
-`iterations` is what could be saved, and no time is.
+with a probability of at least q. All iterations run, because later tokens need their keys. So
+`iterations` says how many would do, and no time is saved. `expected` is the gate's own average.
 
     python train.py config/ideas/ouro.py
     nanodepth config/ideas/ouro.py evaluate out/ouro --measures=loss,metric --span=q:0.3,q:0.6,q:0.9
@@ -27,20 +27,20 @@ class Exits(Span):
         self.gate = nn.Linear(model.config.n_embd, 1)
 
     def forward(self, run, x):
-        states, shares, left = [], [], 1.0      # left: the probability that it has not left yet
+        states, shares = [], []
+        stays = torch.ones_like(x[..., :1])         # the probability that a token has not left yet
         for t in range(self.times):
             x = run(x, self.items)
             leaves = self.gate(x).sigmoid() if t < self.times - 1 else 1.0      # (B, T, 1)
             states.append(x)
-            shares.append(left * leaves)
-            left = left * (1 - leaves)
+            shares.append(stays * leaves)
+            stays = stays * (1 - leaves)
         shares = torch.cat(shares, dim=-1)                                      # (B, T, times)
-        run.notes['states'], run.notes['shares'] = states, shares
+        exits = (shares.cumsum(-1) < self.q).sum(-1).clamp(max=self.times - 1)  # (B, T)
+        run.notes.update(states=states, shares=shares, exits=exits)
         if self.training or self.q == 1:
             return x
-        first = (shares.cumsum(-1) < self.q).sum(-1).clamp(max=self.times - 1)  # (B, T)
-        run.notes['first'] = first
-        return torch.stack(states).gather(0, first[None, ..., None].expand(1, *x.shape))[0]
+        return torch.stack(states).gather(0, exits[None, ..., None].expand(1, *x.shape))[0]
 
 
 def loss(model, tokens, targets, beta=0.05):
@@ -51,26 +51,26 @@ def loss(model, tokens, targets, beta=0.05):
               ignore_index=-1, reduction='none').view_as(targets) for x in notes['states']]
     entropy = -(p * p.clamp(min=1e-9).log()).sum(-1)                            # (B, T)
     expected = (p * torch.stack(losses, dim=-1)).sum(-1)
-    counts = targets != -1
-    return (expected - beta * entropy)[counts].sum() / counts.sum().clamp(min=1)
+    is_counted = targets != -1
+    return (expected - beta * entropy)[is_counted].sum() / is_counted.sum().clamp(min=1)
 
 
-def with_all_heads(model, context):
-    "The head runs after each iteration, and not once."
+def flops_with_all_heads(model, context):
+    "Return the training FLOPs of one token: the head runs after each iteration."
     more = model.order[0].times - 1
     return model.flops_per_token(context=context) + 6 * more * model.head.weight.numel()
 
 
-loss.flops = with_all_heads
+loss.flops = flops_with_all_heads
 
 
 def metric(model, loader):
-    "Return after how many iterations a token leaves, on average, if it may."
-    notes = {}
-    tokens = loader.batch(0)[0]
+    "Return after how many iterations a token leaves, on average: with q, and as the gate expects."
+    notes, tokens = {}, loader.batch(0)[0]
     model.hidden(tokens.to(model.norm.weight.device), notes=notes)
-    first = notes.get('first', torch.tensor(model.order[0].times - 1.0))
-    return dict(iterations=first.float().mean() + 1)
+    p = notes['shares'].float()
+    expected = (p * torch.arange(1, p.shape[-1] + 1, device=p.device)).sum(-1)
+    return dict(iterations=notes['exits'].float().mean() + 1, expected=expected.mean())
 
 
 out_dir = 'out/ouro'

@@ -3,8 +3,8 @@
 The idea: the loss has a penalty on the move of the last iteration, as a share of the stream. If the
 loop is near a fixed point, more iterations at test time do not hurt.
 
-Paper: that a loop can be trained towards its fixed point is the idea of "Deep Equilibrium Models"
-(Bai et al., 2019). They solve for it; here it is only a penalty.
+Paper: "Deep Equilibrium Models" (Bai et al., 2019) define a layer's output as the fixed point of a
+loop, and solve for it. The penalty here is ours, and much simpler.
 
     python train.py config/ideas/settle.py
     nanodepth config/ideas/settle.py evaluate out/settle --span=times:2,times:4,times:8
@@ -13,13 +13,14 @@ from model import Span
 
 
 class Settles(Span):
-    def __init__(self, items, times=3):
+    def __init__(self, items, times=3):     # named here, so that --span=times:8 may set it
         super().__init__(items, times)
 
     def forward(self, run, x):
         for _ in range(self.times):
             before, x = x, run(x, self.items)
-        run.notes['move'] = (x - before).square().mean() / before.square().mean()
+        # detached, or the loss could fall because the stream grows
+        run.notes['move'] = (x - before).square().mean() / before.square().mean().detach()
         return x
 
 

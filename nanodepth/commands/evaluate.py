@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from nanodepth.common.errors import check_choice
 from nanodepth.common.options import read
-from nanodepth.model import require
+from nanodepth.model import require, spans_in
 from nanodepth.models.checkpoint import named_models
 from nanodepth.report.plot import draw_curves, show
 from nanodepth.report.tables import UNITS, names_of, print_differences, print_tables, write_csv
@@ -64,12 +64,15 @@ def main(argv=None):
     for name, path in tqdm(paths.items(), 'models', unit='model', disable=len(paths) == 1):
         subject = Subject(path, options, like=first)
         first = first or subject
-        data = [described(each.val) if each.val else 'no data' for each in (first, subject)]
+        data = [described(each.val, each.batches) if each.val else 'no data'
+                for each in (first, subject)]
         require(data[0] == data[1], f'{first.path} is measured on {data[0]}, and {path} on '
                 f'{data[1]}: give --data, so that both answer the same, name them the other way '
                 'round, or --measures=')
-        # beside a recurrent model, an ordinary one is a row to compare with
-        plain_only = options.r and len(paths) > 1 and not core_of(subject.model)
+        # next to a recurrent model, or one with a Span, an ordinary one is a row to compare with
+        has_span = spans_in(getattr(subject.model, 'order', ()))
+        plain_only = len(paths) > 1 and (options.r and not core_of(subject.model)
+                                         or options.span and not has_span)
         for of_way in ask(subject, ways[:1] if plain_only else ways, **names_of(name)):
             rows += of_way
             write_csv(rows, out)        # what was measured is not lost if the next way is stopped

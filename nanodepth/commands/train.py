@@ -125,10 +125,10 @@ def stretches(config):
             flops = 0
             counts = collections.Counter((now.r, now.backprop_depth) for now in draws)
             for (core.r, core.backprop_depth), n in counts.items():
-                flops += n * training_flops(model, config)
+                flops += n * training_flops(model, config.loss, config.context)
             core.r, core.backprop_depth = config.recurrence, config.backprop_depth
         else:
-            flops = (end - first) * training_flops(model, config)
+            flops = (end - first) * training_flops(model, config.loss, config.context)
         rows.append(Stretch(first, end - first, model, len(unrolled(model.order)), flops))
     return rows
 

@@ -82,12 +82,14 @@ def open_data(path, state, model, data=None, seed=0, rows=None, like=None):
     return loader
 
 
-def described(val):
-    "What the loss is measured on, in words."
+def described(val, batches=0):
+    "Return in words what the loss is measured on: the rows of so many batches, or of all."
+    rows = min(batches * val.batch_size or val.n_rows, val.n_rows)
     folders = ', '.join(f'{100 * share / sum(val.quota):g}% {each.folder}'
                         for each, share in zip(val.datasets, val.quota))
     behind = ', each behind what begins a text' * bool(val.starts)
-    return f'{val.batch_size} rows of {val.context} tokens a batch, {folders}{behind}'
+    return (f'{rows:,} of {val.n_rows:,} rows of {val.context} tokens, {val.batch_size} a batch, '
+            f'{folders}{behind}')
 
 
 def starts_of(path, state):

@@ -83,7 +83,7 @@ class Asked:
     # log_prob: of the right answer to each task; or one of yours. --measures= leaves the data out
     measures: tuple[str, ...] = ('loss',)
     data: str | None = None     # a dataset; None: what the run was trained on
-    batches: int = 8            # of validation data; 0: all
+    batches: int | None = None  # of validation data; 0: all; None: as in training, or 8
     n: int = 200                # questions of each primitive
     shots: tuple[int, ...] | None = None    # answered examples before each; None: 0, or lm-eval's
     seed: int = 0               # of their draws
@@ -118,7 +118,11 @@ class Subject:
         self.questions, self.theirs = questions_in(asked)
         self.state, self.model = open_any(path, pick_device(asked.device), asked.dtype)
         self.answer, self.tokenizer = answer_of(self.model), get_tokenizer(path)
-        self.val, own = None, (self.state.get('config') or {}).get('data')
+        config = self.state.get('config') or {}
+        self.val, own = None, config.get('data')
+        self.batches = asked.batches
+        if self.batches is None:
+            self.batches = like.batches if like else config.get('eval_batches', 8)
         looks_at_data = {*asked.measures} - {'log_prob'} or asked.metric
         if looks_at_data and (asked.data or not asked.tasks or is_there(own)):
             self.val = open_data(path, self.state, self.answer, asked.data, like=like and like.val)
@@ -129,10 +133,11 @@ class Subject:
 def measured(subject, way):
     "{name: (Score, the data in words, '' if it looked at none)} of the model as it runs now."
     asked, val, found = subject.asked, subject.val, {}
-    data = described(val) if val else ''
+    data = described(val, subject.batches) if val else ''
     if val and {'loss', 'text'} & {*asked.measures}:
         pieces = (subject.state.get('config') or {}).get('grad_accum', 1)
-        of_data = data_scores(subject.answer, val, asked.batches, pieces, 'text' in asked.measures)
+        of_data = data_scores(subject.answer, val, subject.batches, pieces,
+                              'text' in asked.measures)
         found |= {name: (score, data) for name, score in of_data.items()}
     for name, examples in subject.questions.items():
         right, log_prob = of_questions(subject.answer, subject.tokenizer, examples)
