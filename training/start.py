@@ -51,30 +51,28 @@ class Beginning(NamedTuple):
 def start(typed, data, open_parent, size):
     """Return the Beginning of a run of `size` processes. A run that cannot begin is refused here,
     and leaves no folder."""
-    copy_tokenizer, states = None, {}
     is_resumed = (Path(typed.out_dir) / 'ckpt.pt').exists()
     origin = typed.out_dir if is_resumed else typed.branch_from
+    read_now = {name: loader.description() for name, loader in data.items()}
+    copy_tokenizer, states = None, {}
     if origin:
         model, past, states = continued(origin)
-        if is_resumed:
-            typed = as_begun(typed, past)
-        else:
-            refuse_another_beginning(typed, past)
     else:
         model, past, copy_tokenizer = new(typed, data, open_parent)
+    if is_resumed:
+        typed = as_begun(typed, past)
+        refuse_another_run(typed, past, read_now)
+    elif origin:
+        refuse_another_beginning(typed, past)
     c = decided(typed, model, past)
     refuse_what_does_not_fit(c, model, size)
     refuse_another_tokenizer(data, past.data, model.config.vocab_size)
-    descriptions = {name: loader.description() for name, loader in data.items()}
-    if is_resumed:
-        refuse_another_run(typed, past, descriptions)
-    else:
+    if not is_resumed:
         set_first_order(c, model, past)
-    trunk = past.config
-    past = replace(past, config=as_written(typed), data=descriptions, book=book_hash())
     if core := core_of(model):
         core.r, core.backprop_depth, core.recompute = c.recurrence, c.backprop_depth, c.recompute
-    return Beginning(c, model, past, states, origin, trunk, copy_tokenizer)
+    now = replace(past, config=as_written(typed), data=read_now, book=book_hash())
+    return Beginning(c, model, now, states, origin, past.config, copy_tokenizer)
 
 
 def continued(origin):
@@ -158,13 +156,13 @@ def differences(config, other, but=()):
 
 # ---------------------------------------------------------------------------------- what is refused
 
-def refuse_another_run(typed, past, descriptions):
+def refuse_another_run(typed, past, read_now):
     "Refuse to resume a run with other settings, or with other data."
     differ = differences(as_written(typed), past.config, but=FREE)
     how = (f', with --branch_from={typed.out_dir} to continue it there'
            if past.step < typed.steps else '')
     require(not differ, f'{typed.out_dir} holds a run with {differ}: choose another out_dir{how}')
-    require(past.data == descriptions, 'the data of this run has changed since it began')
+    require(past.data == read_now, 'the data of this run has changed since it began')
 
 
 def refuse_another_beginning(typed, past):
