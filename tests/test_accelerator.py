@@ -2,10 +2,11 @@
 share of the peak is said. (tests/by_hand/gpu.py asks a GPU.)
 """
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import log_of, weights_of
+from helpers import Times, log_of, weights_of
 
 import nanodepth.model as model_file
 from nanodepth import train as train_file
@@ -13,6 +14,7 @@ from nanodepth.models.checkpoint import load_model
 from nanodepth.train import train
 from nanodepth.training import machine as machine_file
 from nanodepth.training.machine import machine_of
+from nanodepth.wrapper import Window
 
 
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float32'])
@@ -61,3 +63,25 @@ def test_train_compiles_each_layer_once(config, monkeypatch, asked, layers):
     train(config(n_layer=4, grow='lidas', grow_block=2, steps=6, warmup_steps=0, decay_steps=1,
                  compile=asked))
     assert len(compiled) == len({*map(id, compiled)}) == layers
+
+
+@pytest.mark.parametrize('cuda, order, loss, searches', [
+    (True, [0, 1, 2, 3], None, False), (True, [0, 1, 1, 2, 3], None, False),
+    (True, [0, Window([1, 2], K=2), 3], None, False), (True, [0, 1, 3], None, True),
+    (True, [0, Times([1, 2]), 3], None, True), (True, [0, 1, 2, 3], abs, True),
+    (False, [0, 1, 2, 3], None, True)])
+def test_ddp_searches_for_unused_weights_only_if_it_must(cuda, order, loss, searches, tiny, config,
+                                                         monkeypatch):
+    "What it leaves out, NCCL would wait for. Each Block is compiled by itself, and the loss."
+    calls, compiled = [], []
+    wrapped = SimpleNamespace(register_comm_hook=lambda *_: calls.append('hook'))
+    monkeypatch.setattr(machine_file, 'DistributedDataParallel',
+                        lambda model, **how: calls.append(how) or wrapped)
+    monkeypatch.setattr(model_file.Block, 'compile', lambda block: compiled.append(block))
+    monkeypatch.setattr(torch, 'compile', lambda function, **how: compiled.append(how) or function)
+    model = tiny(order=order)
+    machine = replace(machine_of(config()), size=2, cuda=cuda, compiles=True)
+    assert machine_file.compile_and_distribute(machine, model, config(loss=loss)) is wrapped
+    assert calls == [dict(broadcast_buffers=False, gradient_as_bucket_view=True,
+                          find_unused_parameters=searches)] + ['hook'] * (not cuda)
+    assert compiled == [*model.layers] + [dict(dynamic=False)] * cuda

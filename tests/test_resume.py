@@ -145,6 +145,18 @@ def test_resume_of_a_finished_run(config):
         train(config(grad_accum=3))
 
 
+@pytest.mark.skipif(not hasattr(signal, 'SIGHUP'), reason='this system has no such signal')
+def test_a_closed_terminal_stops_a_run_unless_nohup_ignores_it(config, monkeypatch):
+    stop_at(5, signal.SIGHUP)
+    assert train(config()) == signal.SIGHUP and state_of(config())['step'] == 5
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)           # as nohup does
+    try:
+        stop_at(2, signal.SIGHUP)
+        assert train(config()) == 0 and state_of(config())['step'] == 12
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_resume_notices_changed_data(config, data, placed, tmp_path):
     "Its tokens, or the shares of a mixture, but not that they are elsewhere."
     plain, mixed = config(), config('mixed', **placed(dict(data='{mixture}')))

@@ -334,9 +334,16 @@ def test_a_loss_of_ones_own_in_two_processes(data, tmp_path):
     words = [str(ROOT / 'train.py'), 'twice.py', f'--data={data}', '--n_embd=32', '--n_head=2',
              '--context=16', '--batch_size=4', '--steps=20', '--log_every=1', '--eval_every=100',
              '--device=cpu']
+    # two runs in the same two processes, one after the other
+    (tmp_path / 'runs.py').write_text(f'import sys\nsys.path.insert(0, {str(ROOT)!r})\n'
+                                      'import train\nfor name in ("first", "2"):\n'
+                                      '    words = [*sys.argv[1:], f"--out_dir={name}"]\n'
+                                      '    train.train(train.read(train.Config, words))\n')
     for n in (1, 2):
+        words[0] = words[0] if n == 1 else 'runs.py'
         start = ['-m', 'torch.distributed.run', '--standalone', f'--nproc_per_node={n}']
-        subprocess.run([sys.executable, *start * (n > 1), *words, f'--out_dir={n}'], check=True,
+        subprocess.run([sys.executable, *start * (n > 1), *words,
+                        *[f'--out_dir={n}'] * (n == 1)], check=True,
                        cwd=tmp_path, env=os.environ | dict(OMP_NUM_THREADS='1'),
                        capture_output=True)
     one, two = (log_of(Config(out_dir=str(tmp_path / str(n)))) for n in (1, 2))
