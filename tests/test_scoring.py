@@ -435,7 +435,7 @@ def test_extend_writes_a_span_a_solver_and_a_measure(tiny, data, tmp_path, monke
         nanodepth(None, [*map(str, argv)])
     rows = {(row['way'], row['measure']): row for row in read_rows(tmp_path / 'e.csv')}
     model, val = checkpoint.load_model(tmp_path / 'run'), Loader(data, 4, 16, 'val')
-    assert model.order[1].settings() == dict(share=0.5)
+    assert model.order[1].settings() == dict(times=2, share=0.5)
     x = model.hidden(val.batch(0)[0]).detach().flatten(0, 1).double()
     share = torch.linalg.eigvalsh(x.T @ x) / x.square().sum()
     assert rows['as it is', 'rank, depth 5']['mean'] == pytest.approx(
