@@ -15,8 +15,9 @@ if ROOT != HERE:
     __path__.append(str(ROOT))              # a clone: config/ and data/ are nanodepth.config, .data
 # in an order in which each stands behind those that it imports
 BOOK = ('model', 'loop', 'grow', 'retrofit', 'wrapper', 'probe', 'training', 'training.machine',
-        'training.settings', 'training.plan', 'training.loader', 'training.optimizers',
-        'training.measure', 'training.checkpoint', 'training.start', 'training.picture', 'train')
+        'training.help', 'training.settings', 'training.plan', 'training.loader',
+        'training.optimizers', 'training.measure', 'training.checkpoint', 'training.start',
+        'training.picture', 'train')
 NAMES = dict(wrapped='wrapping.others', load_model='models.checkpoint', save_hf='models.hf')
 
 
@@ -46,8 +47,9 @@ def load_book():
             del sys.modules[name]
 
 
-if not (Path(sys.argv[0]).name == 'nanodepth' and sys.argv[1:] in ([], ['-h'], ['--help'])):
-    load_book()                         # the list of commands needs none of it, and no torch
+IS_HELP = not sys.argv[1:] or {'-h', '--help'} & {*sys.argv}
+if not (Path(sys.argv[0]).name in ('nanodepth', '-m') and IS_HELP):
+    load_book()                         # what prints help needs none of it, and no torch
     importlib.import_module('nanodepth.wrapping.solvers')       # which makes six more known
 
 

@@ -1,24 +1,29 @@
 """The entry point: it finds a command by its name, and turns a user's mistake into one line.
 In a clone without an install, write `python -m nanodepth` instead of `nanodepth`.
     nanodepth                       # lists the commands
-    nanodepth sample out/lidas      # runs one of them (with --help it says more)
+    nanodepth sample out/lidas      # runs one of them (with --help it lists the options)
     nanodepth mine.py sample out/mine   # the same, after mine.py has been run: its Spans are known
 """
+import ast
 import importlib
 import sys
+from pathlib import Path
 
 COMMANDS = {        # name: (module, what it does)
-    'train': ('commands.train', 'train a model by a config: ordinary, grown, looped or recurrent'),
-    'plot': ('commands.plot', 'the pictures of runs, side by side, and a table'),
+    'train': ('commands.train', 'train a model: ordinary, grown, looped or recurrent'),
+    'plot': ('commands.plot', 'draw the curves of runs, side by side, and a table'),
     'sample': ('commands.sample', 'generate text from a checkpoint'),
-    'play': ('extras.play', 'a page on which you move layers and see what it does'),
-    'export': ('commands.export', 'a checkpoint as a Hugging Face folder'),
-    'evaluate': ('commands.evaluate', 'how good models are, run in these ways'),
+    'play': ('extras.play', 'make a page on which you move layers and see what they do'),
+    'export': ('commands.export', 'write a checkpoint as a Hugging Face folder'),
+    'evaluate': ('commands.evaluate', 'score models, run in several ways'),
     'compare': ('commands.compare', 'is an idea better, at equal tokens and FLOPs, over seeds?'),
-    'cut': ('commands.cut', 'another model of a trained one: recurrent, or with untied layers'),
+    'cut': ('commands.cut', 'make a recurrent model of a trained one, or untie its layers'),
     'sweep': ('commands.sweep', 'try many ways of running, judge the best on other data'),
-    'probe': ('commands.probe', 'which layers models use: a page of pictures'),
+    'probe': ('commands.probe', 'which layers do models use? a page of pictures'),
 }
+HERE = Path(__file__).parent
+# where the options are that several commands share
+SHARED = dict(Ways='scoring/way.py', Asked='scoring/rows.py', Config='training/plan.py')
 
 
 def main(name=None, argv=None):
@@ -35,8 +40,8 @@ def main(name=None, argv=None):
             lines = [f'  {name:12}{about}' for name, (_, about) in COMMANDS.items()]
             return print(__doc__ or '', *lines, sep='\n')
         name, *argv = argv
-    elif {'-h', '--help'} & set(argv):
-        print(f'This is the command nanodepth {name}.\n')
+    if name in COMMANDS and {'-h', '--help'} & {*argv}:
+        return print_help(name)
     from nanodepth.common.errors import Refused, nearest, refusals
     with refusals(name if name in COMMANDS else 'nanodepth'):
         if name not in COMMANDS:
@@ -47,6 +52,19 @@ def main(name=None, argv=None):
             importlib.import_module(f'nanodepth.{COMMANDS[name][0]}').main(argv)
         finally:
             sys.stdout.flush()      # in here: a pipe may be closed already
+
+
+def print_help(name):
+    "Print a command's docstring and options, which are read from its source."
+    from nanodepth.training.help import print_fields
+    file = HERE / f'{COMMANDS[name][0].replace(".", "/")}.py'
+    tree = ast.parse(file.read_text(encoding='utf-8'))
+    [options] = [node for node in tree.body if getattr(node, 'name', '') == 'Options']
+    print(f'nanodepth {name}: {ast.get_docstring(tree)}\n')
+    print_fields(file, 'Options')
+    for base in (node.id for node in options.bases):
+        shared = HERE / SHARED[base]
+        print_fields(shared if shared.exists() else HERE.parent / SHARED[base], base)
 
 
 def run_own_file(path):

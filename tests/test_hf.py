@@ -22,7 +22,7 @@ from nanodepth.commands import export
 from nanodepth.commands.train import open_parent
 from nanodepth.common.errors import Refused
 from nanodepth.common.whose import is_ours
-from nanodepth.model import ModelConfig, Pass
+from nanodepth.model import Block, ModelConfig, Pass
 from nanodepth.models import joined
 from nanodepth.models.authors import AuthorsCore, parts_of
 from nanodepth.models.checkpoint import load_model, open_any
@@ -476,11 +476,21 @@ def test_export_of_another_model_is_none(tiny, tmp_path, capsys, monkeypatch):
         path = folder / 'config.json'
         path.write_text(path.read_text().replace('norm_eps": 1e-05', 'norm_eps": 1e-03'))
     monkeypatch.setattr(export, 'copy_licence', damage)
-    assert 'opened again, it is another model' in refused(capsys, 'export', run, f'{run}-bad')
-    monkeypatch.setattr(export, 'OPENED', 'raise SystemExit("no")')
+    assert 'of transformers computes other logits' in refused(capsys, 'export', run, f'{run}-bad')
+    monkeypatch.setattr(export, 'OPEN', 'raise SystemExit("no")')
     assert 'transformers does not open it: no' in refused(capsys, 'export', core, f'{core}-bad')
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         'core', 'core-good', 'run', 'run-good']
+
+
+def test_export_of_an_edited_block_is_refused(tiny, tmp_path, capsys, monkeypatch):
+    "transformers' Llama does not know of the edit, so its logits are others."
+    run = save_run(tmp_path / 'run', tiny(vocab_size=257))
+    real = Block.forward
+    monkeypatch.setattr(Block, 'forward', lambda self, x, *more: 1.1 * real(self, x, *more))
+    line = refused(capsys, 'export', run, tmp_path / 'out')
+    assert 'LlamaForCausalLM of transformers computes other logits' in line
+    assert not (tmp_path / 'out').exists()
 
 
 def test_export_of_a_run_has_its_tokenizers_rules(tmp_path, tiny):
@@ -510,7 +520,7 @@ def parent(tmp_path, tiny):
 
 def test_export_has_order_words_and_licence(parent, tmp_path, capsys):
     nanodepth('export', [parent, str(tmp_path / 'out'), '--loop=1-2x2-1'])
-    assert 'opened again, its logits differ by at most 0;' in capsys.readouterr().out
+    assert 'opened with LlamaForCausalLM, its logits differ by at most ' in capsys.readouterr().out
     assert (tmp_path / 'out/LICENSE.txt').read_text() == 'Do as you like.'
     with safe_open(tmp_path / 'out/model.safetensors', 'pt') as file:
         assert file.metadata() == dict(format='pt', parent='in', order='0 1 2 1 2 3')

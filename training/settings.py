@@ -2,7 +2,6 @@
 import contextlib
 import difflib
 import inspect
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import fields
@@ -11,6 +10,7 @@ from types import ModuleType, NoneType, UnionType
 from typing import Literal, Union, get_args, get_origin
 
 from model import Refused, require
+from training.help import print_fields
 
 
 def config_file(path, kinds):
@@ -67,19 +67,11 @@ def read(cls, argv, plain_word=config_file):
     return cls(**values | options)
 
 
-def print_help(cls, words=()):
-    """Print the settings as their class has them: name, kind, default and comment. `words` are
-    typed without dashes."""
+def print_help(cls):
+    "Print what a command line may say, and end."
     print(sys.modules[cls.__module__].__doc__)
     for kind in cls.__mro__[:-1]:
-        for line in inspect.getsource(kind).splitlines():
-            field = re.match(r'    (\w+): ', line)
-            if field:
-                print(f'  {line[4:]}' if field[1] in words else f'  --{line[4:]}')
-            elif line.startswith('    # '):
-                print(line)
-            elif line.startswith('    def '):
-                break
+        print_fields(inspect.getsourcefile(kind), kind.__name__)
     sys.exit()
 
 

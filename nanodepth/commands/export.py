@@ -1,8 +1,9 @@
-"""Write a checkpoint as a Hugging Face folder, as it is or run in another way. One whose order has
-Spans, such as a recurrent core or a window, brings the code that transformers opens it by.
+"""Write a checkpoint as a Hugging Face folder, as it is or run in another way. If its order has
+Spans, such as a recurrent core or a window, the folder brings the code that opens it.
     nanodepth export out/lidas out/lidas_hf                     # for transformers
     nanodepth export out/smollm2 out/deeper --loop=8-4x2-18     # layers 8 to 11 run twice
 """
+import importlib.util
 import subprocess
 import sys
 import tempfile
@@ -31,21 +32,21 @@ class Options(Ways):
     authors: bool = False       # a recurrent model in its authors' format, for their own code
 
 
-# In a process of its own, without this package: a folder with code is opened once, here alone.
-OPENED = '''
+# A process without this package opens the folder: with transformers' own class, or with the code
+# that the folder brings. So an edited model.py of ours cannot take part in the comparison.
+OPEN = '''
 import sys, torch
 sys.modules['nanodepth'] = None
 from transformers import AutoModelForCausalLM, GenerationConfig
 folder, file = sys.argv[1:]
-model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
+model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype=torch.float32)
 model.generation_config = GenerationConfig()
-tokens = torch.load(file)
+tokens, new = torch.load(file)
 with torch.no_grad():
-    logits = model(tokens).logits.float()
+    logits = model.eval()(tokens).logits
 text = model.generate(tokens[:, :4], attention_mask=torch.ones(1, 4), do_sample=False,
-                      max_new_tokens=min(10, model.config.max_position_embeddings - 4),
-                      pad_token_id=0)
-torch.save((logits, text), file)
+                      max_new_tokens=new, pad_token_id=0)
+torch.save((type(model).__name__, logits, text), file)
 '''
 
 
@@ -59,42 +60,47 @@ def main(argv):
             for p in model.parameters() if options.dtype else ():       # (not the tables)
                 p.data = p.data.to(getattr(torch, options.dtype))
             is_plain = not spans_in(model.order) and family_of(model.config)
-            has_code = not is_plain and not options.authors
-            write = save_authors if options.authors else save_joined if has_code else save_hf
+            write = save_authors if options.authors else save_hf if is_plain else save_joined
             order = ' '.join(map(str, unrolled(model.order)))
             write(model, folder, options.run, dict(parent=Path(options.run).name, order=order))
             copy_licence(options.run, folder)
             if not options.authors:
-                compare(model, folder, has_code)
-    print(f'{options.target}: transformers.AutoModelForCausalLM.from_pretrained opens it'
-          + ', with trust_remote_code=True' * bool(has_code) if not options.authors else
-          f"{options.target}: for the authors' own code")
+                check(model, folder)
+    if options.authors:
+        print(f"{options.target}: for the authors' own code")
+    else:
+        print(f'{options.target}: transformers.AutoModelForCausalLM.from_pretrained opens it'
+              + ', with trust_remote_code=True' * (not is_plain))
 
 
 @torch.no_grad()
-def compare(model, folder, has_code):
-    "What was written is opened again. If it is another model, nothing is kept of it."
-    n = min(16, model.config.context)
-    tokens = torch.randint(model.config.vocab_size, (1, n),
+def check(model, folder):
+    """Open the folder with transformers in another process and compare the logits and, if the
+    folder brings code, a text. Both compute in float32. A folder that differs is not kept."""
+    if not importlib.util.find_spec('transformers'):
+        print('transformers is not installed, so the folder was not compared with its model '
+              '(pip install transformers)')
+        return
+    for p in model.parameters():
+        p.data = p.data.float()
+    context = model.config.context
+    tokens = torch.randint(model.config.vocab_size, (1, min(16, context)),
                            generator=torch.Generator().manual_seed(0))
-    ours, text = model(tokens).float(), model.generate(tokens[:, :4], min(
-        10, model.config.context - 4), temperature=0)
-    if has_code:
-        with tempfile.TemporaryDirectory() as beside:
-            file = Path(beside) / 'tokens.pt'
-            torch.save(tokens, file)
-            done = subprocess.run([sys.executable, '-I', '-c', OPENED, folder, file],
-                                  capture_output=True, text=True)
-            require(done.returncode == 0, 'transformers does not open it: '
-                    + (done.stderr.strip().splitlines() or ['?'])[-1])
-            theirs, said = torch.load(file)
-    else:
-        theirs = load_model(folder)(tokens).float()
+    new = min(10, context - 4)
+    ours, our_text = model(tokens), model.generate(tokens[:, :4], new, temperature=0)
+    with tempfile.TemporaryDirectory() as beside:
+        file = Path(beside) / 'tokens.pt'
+        torch.save((tokens, new), file)
+        done = subprocess.run([sys.executable, '-I', '-c', OPEN, folder, file],
+                              capture_output=True, text=True)
+        why = (done.stderr.strip().splitlines() or ['?'])[-1]
+        require(done.returncode == 0, f'transformers does not open it: {why}')
+        name, theirs, their_text = torch.load(file)
     difference, largest = (theirs - ours).abs().max(), ours.abs().max()
-    require(difference <= 1e-3 * largest, 'opened again, it is another model: its logits differ by '
-            f'{difference:.2g}, so it was not kept')
-    if has_code and model.norm.weight.dtype == torch.float32:   # (rounded, two may be as likely)
-        require(torch.equal(said, text), 'transformers writes other text with it: '
-                f'{said.tolist()}, and not {text.tolist()}')
-    print(f'opened again, its logits differ by at most {difference:.2g}; the largest is '
+    require(difference <= 1e-3 * largest, f'{name} of transformers computes other logits, which '
+            f'differ by {difference:.2g}, so the folder was not kept. Is the Block of model.py '
+            'still a Llama layer?')
+    require(name != 'DepthForCausalLM' or torch.equal(our_text, their_text), f'{name} writes other '
+            f'text: {their_text.tolist()}, and not {our_text.tolist()}')
+    print(f'opened with {name}, its logits differ by at most {difference:.2g}; the largest is '
           f'{largest:.2g}')

@@ -16,7 +16,7 @@ def read(cls, argv=None, words=(), files=None):
     set that gets the files of these, and those beside them that they import."""
     argv = sys.argv[1:] if argv is None else argv
     if {'-h', '--help'} & {*argv}:
-        settings.print_help(cls, words)
+        settings.print_help(cls)
     left, values = list(words), {}
 
     def plain_word(word, kinds):
