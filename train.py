@@ -96,7 +96,7 @@ def take_steps(run, signals):
         event = {}
         for due in run.changes:
             if due.step == step > 0:            # a new model has those of step 0 already
-                event = change(run, due)
+                event |= change(run, due)
         began = time.perf_counter()
         with as_planned(run.model, now):
             own_loss = backward(run, now, batch)
@@ -165,7 +165,7 @@ def backward(run, now, batch):
                                for n in range(row, row + len(x))]
         run.ddp.require_backward_grad_sync = i == pieces - 1        # as DDP.no_sync() sets it
         # what a Span or a loss draws, such as a number of iterations, is the same for all rows
-        torch.manual_seed(seed_for(run.c.seed, 'a Span in process 0', now.step))
+        torch.manual_seed(seed_for(run.c.seed, 'a Span', now.step))
         with run.machine.autocast():
             # A loss is a mean. Times its targets it is a sum, which is 0 if no target counts.
             share = run.ddp(x, y, loss=run.c.loss) * (y != -1).sum() / n_targets.clamp(min=1)
@@ -213,7 +213,7 @@ def renew(run, due):
         states = {kind: states_of_copies(of_kind, due.order) for kind, of_kind in states.items()}
     else:
         run.model.order = due.order
-    run.model.requires_grad_(True)                                  # the config may freeze again
+    run.model.requires_grad_(True)      # the config's optimizer may freeze weights again
     run.optimizers = make_optimizers(run.model, run.c)              # groups may be by depth
     load_states(run.optimizers, run.model, states)
     gc.collect()            # the old model's memory: compiled Blocks are reference cycles
@@ -325,14 +325,14 @@ def begin(typed, machine, open_parent):
 def greet(run, typed, first, n_new):
     "Say what is about to happen, and what was decided."
     c, past, data = run.c, run.past, run.data['data']
-    read = data.passes(c.steps - (c.decay_steps if c.cooldown_data else 0))
+    passes = data.passes(c.steps - (c.decay_steps if c.cooldown_data else 0))
     functions = [name for name, value in vars(c).items() if callable(value)]
-    decided = [f'{name}={value}' for name, value in vars(c).items()
-               if value != vars(typed)[name] and name not in MADE_THE_MODEL]
+    from_model = [f'{name}={value}' for name, value in vars(c).items()
+                  if value != vars(typed)[name] and name not in MADE_THE_MODEL]
     say(f'{run.model.num_params():,} parameters, {run.machine.size} x {run.machine.device}; steps '
-        f'{past.step:,} to {c.steps:,}; the data is read {read:.2f} times')
+        f'{past.step:,} to {c.steps:,}; the data is read {passes:.2f} times')
     say(f'functions of the config: {", ".join(functions) or "none"}; from the model: '
-        f'{", ".join(decided) or "none"}')
+        f'{", ".join(from_model) or "none"}')
     if first.origin and first.origin != c.out_dir:
         # the model decides its shape, whatever was typed
         shape = vars(run.model.config).keys() - {'context'}

@@ -78,7 +78,7 @@ def load(folder):
 
 
 def renamed(weights):
-    "Return a model's weights under today's names: the adapter belonged to the model until a78e6da."
+    "Return a model's weights under today's names. In older checkpoints the model has the adapter."
     return {'spans.0.adapter.weight' if name == 'adapter.weight' else name: weight
             for name, weight in weights.items()}
 
@@ -102,15 +102,13 @@ def as_written(c):
 
 def same_source(a, b):
     "Return whether two values of a setting are equal, or are sources of the same code."
-    return a == b or isinstance(a, str) and isinstance(b, str) and code_of(a) == code_of(b)
+    are_sources = all(str(value).lstrip().startswith(('def ', 'class ', '@')) for value in (a, b))
+    return a == b or are_sources and code_of(a) == code_of(b)
 
 
 def code_of(source):
-    "Return a source without comments and docstrings, or a text that is not a source as it is."
-    try:
-        tree = ast.parse(textwrap.dedent(source))
-    except SyntaxError:
-        return source
+    "Return the code of a source, without comments and docstrings."
+    tree = ast.parse(textwrap.dedent(source))
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(node):
             node.body = node.body[1:]
@@ -172,9 +170,14 @@ def defined_in(kind):
 
 @contextlib.contextmanager
 def whole(path):
-    "Where a file is written: it takes its name at the end, so no reader ever sees half of it."
+    """Yield where to write a file. The file takes its name at the end, so no reader ever sees half
+    of it."""
     new = path.with_name(f'.{path.name}.{os.getpid()}.unfinished')
-    yield new
+    try:
+        yield new
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
     with open(new, 'rb+') as file:
         os.fsync(file.fileno())         # on the disk before its name is
     os.replace(new, path)

@@ -107,10 +107,10 @@ def compile_and_distribute(machine, model, c):
             model.cross_entropy = torch.compile(LM.cross_entropy, dynamic=False)
     if machine.size == 1:
         return model
-    # DDP has to search for unused weights if the order leaves a layer out, or if a Span or a loss
-    # of your own might. On CPUs it always searches, and averages with a hook: without both, DDP's
-    # first step would round differently from its later ones, and a resumed run has a first step
-    # again.
+    # On a GPU, DDP searches for unused weights only if there may be some: the order leaves a layer
+    # out, or a Span or a loss of your own might. On a CPU it always searches and averages with a
+    # hook, because otherwise its first step rounds differently from later ones, and a resumed run
+    # has a first step again.
     runs_all = {*unrolled(model.order)} == {*range(len(model.layers))}
     runs_all &= not has_own_parts(model, c)
     with warnings.catch_warnings(action='ignore', category=FutureWarning):      # DDP's own

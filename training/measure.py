@@ -1,4 +1,4 @@
-"What is measured of a model: its validation loss, and the answers that it gets right."
+"Measures a model: its validation loss, the answers that it gets right, and what a step costs."
 import copy
 import math
 
@@ -20,7 +20,7 @@ def measure(run, metric=None):
     right answers, and the numbers of a metric."""
     model, val, machine, c = run.model, run.data['val'], run.machine, run.c
     model.eval()
-    torch.manual_seed(seed_for(c.seed, 'measuring in process 0'))       # what a Span draws
+    torch.manual_seed(seed_for(c.seed, 'measuring'))       # what a Span draws
     with machine.autocast():
         batches = [*validate(model, val, c.eval_batches, c.grad_accum)]
         sums = sum(of_batch for of_batch, *_ in batches)
@@ -45,8 +45,9 @@ def measure(run, metric=None):
 
 
 def losses_of(model, tokens, targets):
-    """(the loss of each target, is it missed), (B, T) each. It is missed if another token is
-    likelier, or as likely and earlier in the vocabulary. Logits are made in pieces."""
+    """Return the loss of each target, and whether the target is missed, (B, T) each. It is missed
+    if another token is likelier, or as likely and earlier in the vocabulary. Logits are made in
+    pieces, because those of a large vocabulary take much memory."""
     x = model.norm(model.hidden(tokens.to(model.norm.weight.device))).flatten(0, 1)     # (B*T, C)
     y = targets.to(x.device).flatten()
     losses, wrong = [], []
@@ -61,18 +62,19 @@ def losses_of(model, tokens, targets):
 
 @torch.no_grad()
 def validate(model, loader, batches=0, pieces=1, losses_of=losses_of):
-    """For each of the first batches (0: all): the sums of loss, tokens, right answers and answers,
-    of all tokens and then of each kind; each row's (loss, tokens); each answer's (kind, is it
-    right)."""
+    """Yield three things for each of the first batches (0: all). A table of sums: its line 0 has
+    the loss and the number of all tokens, and line k has loss, tokens, right answers and answers of
+    kind k. A list with the (loss, tokens) of each row. A list with the (kind, is it right) of each
+    answer."""
     for step in range(min(batches or loader.n_batches, loader.n_batches)):
         sums = torch.zeros(1 + len(loader.kinds), 4, dtype=torch.float64)
         of_rows, of_answers = [], []
         for x, y, marks in zip(*(t.chunk(pieces) for t in loader.batch(step))):
-            if len(x) == 0:                     # of the last rows, another process has all
+            if len(x) == 0:                     # another process has all of the last rows
                 continue
             losses, wrong = losses_of(model, x, y)
             for of_row in torch.stack((losses.sum(1), (y != -1).sum(1)), dim=1):
-                sums[0, :2] += of_row       # one by one: so pieces do not change the last bit
+                sums[0, :2] += of_row       # one by one, so that pieces do not change the last bit
                 of_rows.append(of_row)
             for kind in range(1, len(sums)):
                 here = marks % BEGINS == kind
@@ -84,9 +86,9 @@ def validate(model, loader, batches=0, pieces=1, losses_of=losses_of):
 
 
 def answers(marks, wrong):
-    """(kind, is all of it right) of each answer that begins in these rows (B, T): with a mark of
-    128 + kind. Its other tokens have the mark `kind`, so it ends before another mark. (Of one that
-    goes on in the next row, only these tokens count.)"""
+    """Yield (kind, is it right) for each answer that begins in these rows (B, T). Its first token
+    has the mark 128 + kind, and its other tokens the mark `kind`, so it ends before another mark.
+    If an answer continues in the next row, only its tokens in this row count."""
     firsts = (marks >= BEGINS).nonzero().tolist()
     marks, wrong = marks.tolist(), wrong.tolist()
     for row, first in firsts:
@@ -114,7 +116,7 @@ def check_flops(model, c, machine, batch):
     tokens, targets = (t.chunk(c.grad_accum)[0][:, :256].to(machine.device) for t in batch[:2])
 
     def counted_by_torch(**how):
-        torch.manual_seed(seed_for(c.seed, 'a Span in process 0'))
+        torch.manual_seed(seed_for(c.seed, 'a Span'))
         with (FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH),
               machine.autocast()):
             model(tokens, targets, **how).backward()

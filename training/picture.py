@@ -1,12 +1,12 @@
-"The picture of runs, a row for each: left the losses, right how many answers are right."
+"Draws runs, one row of panels for each: left the losses, right how many answers are right."
 import numpy as np
 
 from training.checkpoint import whole
 
 
 def draw(logs, path):
-    "logs: {a run's name: the lines of its log}. At a dotted line the depth changes."
-    from matplotlib.figure import Figure        # here: a run needs none
+    """Draw {a run's name: the lines of its log} into a file. At a dotted line the depth changes."""
+    from matplotlib.figure import Figure        # imported here, because a run works without it
     figure = Figure((12, 4.5 * len(logs)), layout='constrained')
     for name, (left, right) in zip(logs, figure.subplots(len(logs), 2, squeeze=False)):
         draw_run(logs[name], left, right)
@@ -19,22 +19,22 @@ def draw(logs, path):
 
 def draw_run(lines, left, right):
     for name, label, colour in ('loss', 'training', '#bbbbbb'), ('val_loss', 'validation', 'C0'):
-        its = [line for line in lines if name in line]
-        left.plot([line['step'] for line in its], [line[name] for line in its], colour, label=label)
+        points = [(line['step'], line[name]) for line in lines if name in line]
+        left.plot(*zip(*points), color=colour, label=label)
     measured = [line for line in lines if 'kinds' in line]
     for i, kind in enumerate(dict.fromkeys(kind for line in measured for kind in line['kinds'])):
-        its = [line for line in measured if kind in line['kinds']]
-        steps = [line['step'] for line in its]
-        if kind == 'text':                      # it is no puzzle: it has a loss, and no answers
-            of_text = [line['kinds'][kind]['loss'] for line in its]
+        with_kind = [line for line in measured if kind in line['kinds']]
+        steps = [line['step'] for line in with_kind]
+        if kind == 'text':      # each of its tokens is marked as an answer, but its loss says more
+            of_text = [line['kinds'][kind]['loss'] for line in with_kind]
             left.plot(steps, of_text, 'C1', label='on text alone')
             continue
-        share = [100 * line['kinds'][kind]['accuracy'] for line in its]
+        share = [100 * line['kinds'][kind]['accuracy'] for line in with_kind]
         [curve] = right.plot(steps, share)
-        # A legend would hide the curves, and all end at one height. So each name has a height of
-        # its own, and stands where its curve first comes so high.
+        # A legend would hide the curves, and all curves end at one height. So each name gets its
+        # own height, and is written where its curve first reaches this height.
         height = min(max(share), 30 + 12 * i)
-        end = 1 + next(j for j, each in enumerate(share) if each >= height)
+        end = 1 + next(j for j, percent in enumerate(share) if percent >= height)
         x = np.interp(height, share[:end][-2:], steps[:end][-2:])
         right.text(x, height, f'{kind} ', color=curve.get_color(), ha='right', weight='bold')
     for line in lines:

@@ -67,8 +67,10 @@ def start(typed, data, open_parent, size):
     c = decided(typed, model, past)
     refuse_what_does_not_fit(c, model, size)
     refuse_another_tokenizer(data, past.data, model.config.vocab_size)
-    if not is_resumed:
-        set_first_order(c, model, past)
+    if not origin:
+        order_of_new(c, model)
+    elif not is_resumed:
+        order_of_branch(c, model, past)
     if core := core_of(model):
         core.r, core.backprop_depth, core.recompute = c.recurrence, c.backprop_depth, c.recompute
     now = replace(past, config=as_written(typed), data=read_now, book=book_hash())
@@ -127,30 +129,42 @@ def decided(c, model, past):
     return replace(c, **{name: getattr(model.config, name) for name in names})
 
 
-def set_first_order(c, model, past):
-    """Give the model of a new run or of a branch the order that it has before the next step. What
-    has grown before must have grown in the trunk, too."""
-    before = [change for change in changes(c) if change.step < max(1, past.step)]
+def order_of_new(c, model):
+    "Give the model of a new run the order that its settings say."
     plain = [*range(len(model.layers))]
-    grown = [len(change.order) for change in before if change.copies]
-    n_layer = [past.first_n_layer, *grown][-1] if c.grow else c.n_layer
-    require(n_layer == len(plain), f'after step {past.step} these settings need n_layer={n_layer}, '
-            f'and the model has {len(plain)} layers')
-    tied = [change.order for change in before if not change.copies]
-    require(tied or c.init_from or core_of(model) or model.order == plain, f'{c.branch_from} runs '
-            f'the order {unrolled(model.order)}: give its loop or order')
-    require(past.step or not c.grow or model.order == plain, 'a looped model does not grow')
-    if tied and written(tied[-1]) != written(model.order):     # a trunk's Spans keep their weights
-        model.order = tied[-1]
-    require(past.step or c.init_from or {*unrolled(model.order)} == {*plain},
+    require(not c.grow or model.order == plain, 'a looped model does not grow')
+    for change in changes(c):
+        if change.step == 0:
+            model.order = change.order
+    require(c.init_from or {*unrolled(model.order)} == {*plain},
             f'the order {model.order} runs only some of n_layer={len(plain)} new layers')
+
+
+def order_of_branch(c, model, past):
+    """Refuse a trunk that has not grown as the branch's own settings would have grown by now, and
+    give the trunk's model the loop or order that these settings have by now."""
+    n_layer, order = past.first_n_layer if c.grow else c.n_layer, None
+    for change in changes(c):
+        if change.step < max(1, past.step):     # a change comes at the beginning of its step
+            if change.copies:
+                n_layer = len(change.order)
+            else:
+                order = change.order
+    require(n_layer == len(model.layers), f'after step {past.step} these settings need '
+            f'n_layer={n_layer}, and the model has {len(model.layers)} layers')
+    if order is None:
+        is_known = c.init_from or core_of(model) or model.order == [*range(n_layer)]
+        require(is_known, f'{c.branch_from} runs the order {unrolled(model.order)}: give its loop '
+                'or order')
+    elif written(order) != written(model.order):        # else the trunk's Spans keep their weights
+        model.order = order
 
 
 def differences(config, other, but=()):
     "Return in which settings, as files keep them, a run differs from another one, in words."
-    names = [name for name in sorted(config)
-             if name not in but and not same_source(config[name], other.get(name))]
-    return '; '.join(f'{name}={other.get(name)!r:.40} and not {config[name]!r:.40}'
+    names = [name for name in sorted(config.keys() | other.keys())
+             if name not in but and not same_source(config.get(name), other.get(name))]
+    return '; '.join(f'{name}={other.get(name)!r:.40} and not {config.get(name)!r:.40}'
                      for name in names)
 
 

@@ -25,8 +25,8 @@ from nanodepth.training.loader import Loader, make_toy_data
 from nanodepth.training.machine import PEAKS, leave_processes
 from nanodepth.training.plan import (NEEDED_BY, Config, changes, first_n_layer, model_config, plan,
                                      training_flops)
-from nanodepth.training.start import (Past, continued, decided, refuse_another_beginning,
-                                      refuse_what_does_not_fit, set_first_order)
+from nanodepth.training.start import (Past, continued, decided, order_of_branch, order_of_new,
+                                      refuse_another_beginning, refuse_what_does_not_fit)
 
 OUT_OF_MEMORY = 'the GPU has too little memory: a higher --grad_accum makes smaller pieces'
 
@@ -93,7 +93,10 @@ def begun(config):
         past = replace(past, first_n_layer=len(model.layers))
     config = decided(config, model, past)
     refuse_what_does_not_fit(config, model, 1)
-    set_first_order(config, model, past)
+    if config.branch_from:
+        order_of_branch(config, model, past)
+    else:
+        order_of_new(config, model)
     require(config.context <= model.config.context,
             f'{config.context} tokens are more than the context of {model.config.context}')
     return config, model, past.step
