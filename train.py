@@ -42,8 +42,8 @@ from model import LM, Refused, require, spans_in, unrolled
 from retrofit import core_of
 from training.checkpoint import load, open_folder, read_log, save, try_to_open
 from training.loader import open_data
-from training.machine import (Machine, compile_and_distribute, exchange, join_processes,
-                              leave_processes, machine_of, say, stopping)
+from training.machine import (Machine, compile_and_distribute, exchange, gathered,
+                              join_processes, leave_processes, machine_of, say, stopping)
 from training.measure import check_flops, measure
 from training.optimizers import load_states, make_optimizers, parameters_of, states_of
 from training.picture import draw
@@ -181,8 +181,7 @@ def update(run, rate):
         for group in optimizer.param_groups:
             group['lr'] = group['peak'] * rate
         optimizer.step()
-        # DDP's gradients are views of its buckets, so they stay where they are
-        optimizer.zero_grad(set_to_none=run.machine.size == 1)
+        optimizer.zero_grad()
 
 
 def change(run, due):
@@ -279,7 +278,7 @@ def report(run):
     if run.machine.rank == 0:
         with contextlib.suppress(ImportError):      # without matplotlib there is no picture
             draw({out.name: read_log(out / 'log.jsonl')}, out / 'loss.png')
-        last = read_log(out / 'log.jsonl')[-1]
+        last = [line for line in read_log(out / 'log.jsonl') if 'val_loss' in line][-1]
         say(f'The validation loss is {last["val_loss"]:.4f}, with a standard error of '
             f'{last["val_error"]:.4f}: it was measured on {last["val_rows"]:,} of '
             f'{run.data["val"].n_rows:,} rows.')
@@ -296,6 +295,9 @@ def begin(typed, machine, open_parent):
     data = open_data(typed)
     first = start(typed, data, open_parent, machine.size)
     c, model, past = first.c, first.model, first.past
+    steps = gathered(machine, [past.step])
+    require((steps == past.step).all(), 'the processes do not begin at the same step: is out_dir '
+            'on a disk that all of them see?')
     is_resumed = first.origin == c.out_dir
     model.to(machine.device, torch.float32)
     optimizers = make_optimizers(model, c)
@@ -336,7 +338,9 @@ def greet(run, typed, first, n_new):
     if first.origin and first.origin != c.out_dir:
         # the model decides its shape, whatever was typed
         shape = vars(run.model.config).keys() - {'context'}
-        differ = differences(past.config, first.trunk, {'out_dir', *MADE_THE_MODEL, *shape})
+        differ = differences(first.trunk, past.config, {'out_dir', *MADE_THE_MODEL, *shape})
+        if any(f'{name}=' in differ for name in ('batch_size', 'context', 'data')):
+            differ += ' (rows are numbered as if all steps before had read such batches)'
         anew = f'; {n_new} parameters begin with new optimizer states' if n_new else ''
         say(f'a branch of {first.origin} after step {past.step:,}, with '
             f'{differ or "its settings"}{anew}')

@@ -172,7 +172,8 @@ def test_train_keeps_the_parents_tokenizer(config):
     c = config('second', init_from=f'{first.out_dir}/ckpt-4.pt')
     train(c)
     assert {Path(c.out_dir, name).read_text() for name in files} == {'of the first'}
-    train(replace(c, out_dir=first.out_dir))    # it begins in the folder of its parent
+    with pytest.raises(Refused, match='has ckpt-4.pt, but no ckpt.pt'):
+        train(replace(c, out_dir=first.out_dir))
 
 
 def test_train_grows_by_the_plan(config, data, capsys):
@@ -354,6 +355,44 @@ def test_train_own_functions(config, tmp_path):
                                 ('c.lr)', 'c.lr * 2)', 'optimizer')):
         with pytest.raises(Refused, match=f'holds a run with {name}=.def {name}'):
             train(own(text.replace(before, after)))
+
+
+OWN_SPAN = """
+from model import Span
+
+_SHARE = 0.5
+
+
+def _share():
+    return _SHARE       # a comment
+
+
+class Shares(Span):
+    def forward(self, run, x):
+        "Moves the stream by a share."
+        return x + _share() * (run(x, self.items) - x)
+
+
+n_layer = 3
+order = [0, Shares([1]), 2]
+"""
+
+
+def test_an_edited_span_is_noticed_and_an_edited_comment_is_not(config, tmp_path):
+    "With the function and the constant of its file that it uses."
+    file = tmp_path / 'own.py'
+
+    def own(text):
+        file.write_text(text)
+        return read(Config, [str(file), *flags(config(n_layer=3))])
+    train(own(OWN_SPAN))
+    for before, after in (('# a comment', ''), ('"Moves the stream by a share."', '"Other words."'),
+                          ('def forward', 'def  forward')):
+        assert train(own(OWN_SPAN.replace(before, after))) == 0
+    for before, after in (('x + _share', 'x - _share'), ('= 0.5', '= 0.6'),
+                          ('return _SHARE', 'return 2 * _SHARE')):
+        with pytest.raises(Refused, match='holds a run with class Shares='):
+            train(own(OWN_SPAN.replace(before, after)))
 
 
 def rows_and_rank(model, loader):

@@ -92,12 +92,28 @@ def as_written(c):
             config[name] = value.__name__
         elif callable(value):
             require(inspect.isfunction(value), f'{name}={value}: write a def, which has lines')
-            config[name] = inspect.getsource(value)
+            config[name] = source_of(value)
     kinds = [type(span) for span in spans_in(c.order or ())] + [c.core] * bool(c.core)
     for kind in (parent for kind in kinds for parent in kind.__mro__):
         if issubclass(kind, Span) and kind not in (Span, Core, Window):
-            config[f'class {kind.__name__}'] = inspect.getsource(kind)
+            config[f'class {kind.__name__}'] = source_of(kind)
     return json.loads(json.dumps(config, default=str))  # as in run.json: tuples become lists
+
+
+def source_of(thing, above=()):
+    """Return the source of a function or class, followed by what it uses of its own file:
+    constants, and functions, which may use more. `above` are the things that use this one."""
+    text = textwrap.dedent(inspect.getsource(thing))
+    functions = [thing] if inspect.isfunction(thing) else vars(thing).values()
+    for function in filter(inspect.isfunction, functions):
+        for name in sorted({*function.__code__.co_names} & function.__globals__.keys()):
+            value = function.__globals__[name]
+            is_neighbour = getattr(value, '__globals__', None) is function.__globals__
+            if isinstance(value, (bool, int, float, str, tuple, list, dict)):
+                text += f'\n{name} = {value!r}'
+            elif is_neighbour and value not in above:
+                text += '\n' + source_of(value, (*above, thing))
+    return text
 
 
 def same_source(a, b):

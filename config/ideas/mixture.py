@@ -6,11 +6,15 @@ continue.
 
 Paper: "Mixture-of-Recursions: Learning Dynamic Recursive Depths for Adaptive Token-Level
 Computation" (Bae et al., 2025), the form in which a token that has left stays out (expert choice).
-What differs here: a token continues if its probability is above one half, and is not among the k
-likeliest of its text, so no token knows of later ones. A penalty, which is ours, keeps the mean
-probability near one half. Every token is computed in every iteration, and a token that has left
-keeps its state. So no compute is saved, but the keys of all tokens exist, and the model generates
-with a cache. `iterations` says how many are used.
+What differs here: a token continues if its probability is above one half. The paper takes the k
+likeliest tokens of a text instead, but then whether a token continues depends on later ones. A
+penalty, which is ours, keeps the mean probability near one half. Every token is computed in every
+iteration, and a token that has left keeps its state. So no compute is saved, but the keys of all
+tokens exist, and the model generates with a cache. `iterations` says how many are used.
+
+One run (seed 0, four minutes on one core) ended at a validation loss of 0.503 and answered 100% of
+the puzzles with three aliases; the same layers, looped without it (loop_1_2x3_1.py), at 0.502 and
+95%. On average 2.07 of the 3 iterations changed a token. One seed does not tell the two apart.
 
     python train.py config/ideas/mixture.py
 """

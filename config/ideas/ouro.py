@@ -9,6 +9,9 @@ training. In evaluation a token's prediction comes from the first iteration at w
 with a probability of at least q. All iterations run, because later tokens need their keys. So
 `iterations` says how many would do, and no time is saved. `expected` is the gate's own average.
 
+One run (seed 0, four minutes on one core) ended at a validation loss of 0.536 and answered 98% of
+the puzzles with three aliases. The gate expected 3.4 of the 4 iterations.
+
     python train.py config/ideas/ouro.py
     nanodepth config/ideas/ouro.py evaluate out/ouro --measures=loss,metric --span=q:0.3,q:0.6,q:0.9
 """

@@ -6,6 +6,10 @@ loop is near a fixed point, more iterations at test time do not hurt.
 Paper: "Deep Equilibrium Models" (Bai et al., 2019) define a layer's output as the fixed point of a
 loop, and solve for it. The penalty here is ours, and much simpler.
 
+One run (seed 0, four minutes on one core) ended at a validation loss of 0.500 and answered 100% of
+the puzzles with three aliases; the same layers, looped without it (loop_1_2x3_1.py), at 0.502 and
+95%. One seed does not tell the two apart.
+
     python train.py config/ideas/settle.py
     nanodepth config/ideas/settle.py evaluate out/settle --span=times:2,times:4,times:8
 """
