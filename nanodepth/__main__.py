@@ -27,15 +27,16 @@ SHARED = dict(Ways='scoring/way.py', Asked='scoring/rows.py', Config='training/p
 
 
 def main(name=None, argv=None):
-    own_file = None
+    own_files = []
     if argv is None:            # a command line, and not a call from Python
         argv = sys.argv[1:]
         for stream in (sys.stdout, sys.stderr):         # a terminal may lack a ±
             if hasattr(stream, 'reconfigure'):          # not in a notebook, or closed
                 stream.reconfigure(errors='replace')
     if name is None:
-        if argv and argv[0].endswith('.py'):
-            own_file, *argv = argv
+        while argv and argv[0].endswith('.py'):
+            own_files.append(argv[0])
+            argv = argv[1:]
         if not argv or argv[0] in ('-h', '--help'):
             lines = [f'  {name:12}{about}' for name, (_, about) in COMMANDS.items()]
             return print(__doc__ or '', *lines, sep='\n')
@@ -46,8 +47,8 @@ def main(name=None, argv=None):
     with refusals(name if name in COMMANDS else 'nanodepth'):
         if name not in COMMANDS:
             raise Refused(f'there is no command {name!r}{nearest(name, COMMANDS)}')
-        if own_file:
-            run_own_file(own_file)
+        for path in own_files:
+            run_own_file(path)
         try:
             importlib.import_module(f'nanodepth.{COMMANDS[name][0]}').main(argv)
         finally:

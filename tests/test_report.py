@@ -97,7 +97,7 @@ def test_rows_of_others_are_not_written_over(tmp_path):
     path = tmp_path / 'e.csv'
     path.write_text('name,grade\nAda,1\n')
     with pytest.raises(Refused, match='no rows of ours: choose another --out'):
-        tables.add_to_csv(path, [dict(run='a', mean=1.0)])
+        tables.write_csv([dict(run='a', mean=1.0)], path)
     assert path.read_text() == 'name,grade\nAda,1\n'
 
 

@@ -1,62 +1,63 @@
 """Is an idea better, at equal tokens and at equal training FLOPs? Each arm, a config or a line of
-train.py, is trained with each seed, in OUT/NAME-SEED. Differences are taken seed by seed.
+train.py, is trained and scored with each seed. Differences are taken seed by seed.
     nanodepth compare config/baseline.py config/own_growth.py --seeds=3 --tasks=toy_assign/0-3
-    nanodepth compare docs/results/compare_toy.py   # a file that gives `arms`: see docs/EXTEND.md
+    nanodepth compare docs/results/compare_toy.py   # a file that defines `arms`: see docs/EXTEND.md
 
-The same command goes on where it was stopped. OUT/NAME-SEED.txt says what a run is made of, and
-then what it said. If it would now be made of something else, a line says so before any run.
+Each run is trained by `nanodepth train LINE --out_dir=OUT/NAME-SEED`, and all seeds of an arm are
+scored by one `nanodepth evaluate`. Each of these is a process of its own, so no arm can change the
+numbers of another one. The same command continues where it was stopped. What the processes print is
+in OUT/NAME-SEED.txt and OUT/NAME.txt.
 """
-import hashlib
 import json
+import math
 import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from tqdm import tqdm
 
-import nanodepth
-from nanodepth.commands.train import costs, steps_for
 from nanodepth.common.errors import Refused, check_choice, nearest, refusing, say
-from nanodepth.common.files import checkpoint_file, hash_of, read_run, replace as write
+from nanodepth.common.files import read_run
 from nanodepth.common.options import config_file, read
 from nanodepth.model import require
 from nanodepth.report.logs import kinds_of, log_of
 from nanodepth.report.plot import draw_runs, show
-from nanodepth.report.tables import add_to_csv, print_differences
-from nanodepth.scoring.rows import Asked, Subject, ask, questions_in
-from nanodepth.scoring.way import Ways, in_words, ways_of
-from nanodepth.training.loader import open_data
+from nanodepth.report.tables import print_differences, read_rows, write_csv
+from nanodepth.scoring.rows import Asked, questions_in
+from nanodepth.scoring.way import Ways, ways_of
 from nanodepth.training.plan import FREE, Config
+from nanodepth.training.start import differences
 
 
 @dataclass(kw_only=True)
 class Options(Ways, Asked):
     lines: list[str]            # two or more arms: configs, or lines of train.py; or a file of arms
-    # {name: its line}. In a line {name} is the folder of an arm above it, and --flops=name as many
-    # --steps as that arm's training FLOPs pay for
+    # {name: its line}. In a line, {name} is the folder of an arm above it, and --flops=name stands
+    # for as many --steps as that arm's training FLOPs pay for
     arms: dict[str, str] = field(default_factory=dict)
-    ways: dict[str, list[str]] = field(default_factory=dict)    # {arm: the ways it is asked in}
-    # {arm: other arms}; else the first, and each that has its FLOPs by --flops
+    ways: dict[str, list[str]] = field(default_factory=dict)    # {arm: more ways to run it}
+    # {arm: the arms it is compared with}; otherwise the first, and each with --flops=arm
     against: dict[str, list[str]] = field(default_factory=dict)
     seeds: int | str = 3        # how many, or which, such as 4-7
-    more: str = ''              # settings of every run; a line's own have the last say
-    measures: tuple[str, ...] = ('loss', 'text', 'log_prob')    # as evaluate's
-    show: tuple[str, ...] = ()  # of these in the tables; (): the loss, that on text, last answers
-    out: Path = Path('out/compare')     # the picture is of the last call, rows.csv of all
+    more: str = ''              # settings of every run; a line overrides them
+    measures: tuple[str, ...] = ('loss', 'text', 'log_prob')    # as in evaluate
+    show: tuple[str, ...] = ()  # the measures in the tables; (): loss, text and the last answers
+    out: Path = Path('out/compare')     # the folder of the runs, of rows.csv and compare.png
 
 
 def read_options(argv):
-    "The options. One word is a file that gives them, and the command line has the last say."
+    "Return the options. A single word is a file of options, which the command line overrides."
     named = {word.lstrip('-').partition('=')[0] for word in argv if word.startswith('-')}
     own, of_runs = ({each.name: each.type for each in fields(cls)} for cls in (Options, Config))
     wrong = named & (of_runs.keys() - own.keys() | {'seed', 'data'})
-    require(not wrong, f'{wrong} are settings of a run: write them into an arm, in quotes behind '
-            'its config, or for all into --more (which seeds are trained is --seeds)')
+    require(not wrong, f'{wrong} are settings of a run: write them into an arm, in quotes after '
+            'its config, or for all arms into --more (the seeds are --seeds)')
     options = read(Options, argv, ['lines'])
     file, *others = options.lines
     if others:
@@ -65,9 +66,9 @@ def read_options(argv):
         return replace(options, arms=arms)
     try:
         values = config_file(file, own)
-        require(values.get('arms'), 'it gives none')
+        require(values.get('arms'), 'it defines no arms')
     except Refused as error:
-        raise Refused(f'{file} is no file of arms ({error}): to compare two configs, name two')
+        raise Refused(f'{file} is not a file of arms ({error}): to compare two configs, name two')
     values = dict(out=Path('out') / Path(file).stem) | values
     return replace(options, **{key: value for key, value in values.items() if key not in named})
 
@@ -88,21 +89,36 @@ class Run:
     name: str               # of the arm
     seed: int
     folder: Path
-    words: list             # of its command, but for the steps that --flops stands for
+    words: list             # of its command, without the steps that --flops stands for
     parents: list           # the Runs whose folders its line names
-    flops: list             # the Run whose training FLOPs it has, if its line names one
-    facts: list = None      # what it is made of
-    config: Config = None   # (its Spans are of classes that are known as long as it is there)
+    flops: list             # the Run whose training FLOPs it gets, if its line names one
 
     def all_words(self):
-        "(of --flops, when that is there from which the other run begins)"
-        steps = [f'--steps={steps_for(costs(run.all_words())[1], self.words)}'
+        "Return the words of its command. (With --flops, the other run's parents must exist.)"
+        steps = [f'--steps={plan_of(self.words, plan_of(run.all_words())["flops"])["steps"]}'
                  for run in self.flops]
         return [*self.words, *steps]
 
     def waits(self):
-        "Must a model be made before it is known what it costs?"
+        "Return whether another model must be trained before we know what this run costs."
         return bool(self.parents) or any(run.waits() for run in self.flops)
+
+
+PLANS = {}      # {what was asked of `train --dry_run`: its answer}
+
+
+def plan_of(words, pays=None, costs=True):
+    """Return what `nanodepth train --dry_run` says of a line, in a process of its own: its steps
+    and settings and, with `costs`, its training FLOPs with those of what it begins from, which must
+    exist. With `pays`, its steps are as many as these FLOPs pay for."""
+    key = (*words, pays, costs)
+    if key not in PLANS:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / 'plan.json'
+            asked = [f'--json={file}', f'--costs={costs}', *[f'--pays={pays}'] * bool(pays)]
+            call(['train', *words, '--dry_run', *asked], Path(folder) / 'said.txt')
+            PLANS[key] = json.loads(file.read_text())
+    return PLANS[key]
 
 
 def runs_of(options, seed):
@@ -127,102 +143,107 @@ def runs_of(options, seed):
 
 
 def add_partners(options, runs):
-    "The first one for the FLOPs of each other one is an arm, too. {arm: what it's compared with}"
+    """Make the first arm again with the FLOPs of each other arm, if these differ by more than 2%.
+    Returns {arm: the arms it is compared with}."""
     first, *others = runs.values()
-    of = {run.name: [first.name] for run in others}
-    own = costs(first.all_words())[1]
+    compared = {run.name: [first.name] for run in others}
+    own = plan_of(first.all_words())['flops']
     for run in others:
-        flops = costs(run.all_words())[1]
+        flops = plan_of(run.all_words())['flops']
         if abs(flops - own) > 0.02 * own:
-            steps = f' --steps={steps_for(flops, first.all_words())}'
+            steps = f' --steps={plan_of(first.all_words(), flops)["steps"]}'
             partner, line = (re.sub(r' --steps=\S+', '', text) + steps
                              for text in (first.name, options.arms[first.name]))
             require(options.arms.setdefault(partner, line) == line,
                     f'{partner} is {options.arms[partner]}: give it another name')
             if partner != run.name:
                 say(f'{partner} is trained, too, for the FLOPs of {run.name}')
-                of[run.name].append(partner)
-    return of
+                compared[run.name].append(partner)
+    return compared
 
 
-def facts_of(run):
-    """What a run is made of, in lines: its words, its data, the runs that it needs, and the files
-    of the book, of its config and what that imports, and of a model from elsewhere."""
-    files = {*map(nanodepth.file_of, nanodepth.BOOK)}
-    run.config = config = read(Config, run.words, files=files)
-    words = [word for word in run.words if word.partition('=')[0].lstrip('-') not in FREE]
-    facts = [f'words {shlex.join(words)}']
-    parts = {other.name: other.facts for other in run.parents + run.flops}
-    parts |= {name: data.description() for name, data in open_data(config).items()}
-    facts += [f'{name} {hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]}'
-              for name, value in parts.items()]
-    for parent in filter(None, () if run.parents else (config.init_from, config.branch_from)):
-        files |= {checkpoint_file(parent), *Path(parent).glob('*.safetensors')}
-    facts += [f'{file.name} {hash_of(file)[:12]}' for file in files if file.is_file()]
-    return sorted(facts)
+# What may differ between the seeds of an arm. (r is drawn, so equal FLOPs may be other steps.)
+OF_A_SEED = {'seed', 'init_from', 'branch_from', 'steps', 'warmup_steps', 'decay_steps'}
 
 
-def refuse_another(run):
-    "What was made of something else stays as it is."
-    said = Path(f'{run.folder}.txt')
-    was = said.read_text(errors='replace') if said.exists() else 'everything'
-    differ = {*was.partition('\n\n')[0].splitlines()} ^ {*run.facts}
-    names = ', '.join(sorted({fact.split()[0] for fact in differ}))
-    require(not differ or not run.folder.exists(), f'{run.folder} was made of something else '
-            f'({names}: see {said}): choose another --out, or remove this folder')
-
-
-def make(run):
-    "Its model, unless that is there whole: train.py in a process of its own."
-    require(facts_of(run) == run.facts, f'{run.name} was edited after this command had begun')
-    words, said = run.all_words(), Path(f'{run.folder}.txt')
-    if read_run(run.folder).get('step') == read(Config, words).steps:
-        return
-    if not run.folder.exists():
-        write(said, '\n'.join([*run.facts, '\n']).encode())
-    call(['train', *words, f'--out_dir={run.folder}'], said)
+def make(run, first_seed):
+    """Train a run with train.py, which continues a stopped run and refuses other settings, unless
+    the run is complete and has the settings of its arm. `first_seed` is the arm's first Run."""
+    file = run.folder / 'ckpt.pt'
+    for parent in run.parents if file.exists() else ():
+        is_old = file.stat().st_mtime < (parent.folder / 'ckpt.pt').stat().st_mtime
+        require(not is_old, f'{run.folder} began from an earlier model than {parent.folder} is '
+                'now: remove this folder, or choose another --out')
+    state, settings = read_run(run.folder), plan_of(first_seed.words, costs=False)['config']
+    is_complete = state.get('step') == (state.get('config') or {}).get('steps', math.nan)
+    if not is_complete or differences(settings, state['config'], but=FREE | OF_A_SEED):
+        call(['train', *run.all_words(), f'--out_dir={run.folder}'], Path(f'{run.folder}.txt'))
 
 
 def call(words, said):
-    "A command in a process of its own, so that no run leaves anything to the next one."
+    """Run a command of nanodepth in a process of its own. What it prints is added to a file. Ctrl-C
+    reaches the process by itself, and SIGTERM and SIGHUP are passed on. In each case this waits
+    until train.py has saved."""
     tqdm.write(shlex.join(words), file=sys.stderr)
-    # it imports what this one does, and no file of the current folder that is called like a module
+    said.parent.mkdir(parents=True, exist_ok=True)
+    # it imports what this process does, and not a tqdm.py in the current folder
     env = dict(PYTHONSAFEPATH='1', PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)      # it ends as Ctrl-C does
     with open(said, 'ab', buffering=0) as file:
         file.write(f'{shlex.join(words)}\n'.encode())
         process = subprocess.Popen([sys.executable, '-m', 'nanodepth', *words], stdout=file,
-                                   stderr=file, start_new_session=True, env=os.environ | env)
+                                   stderr=file, env=os.environ | env)
+        got = []
+
+        def pass_on(number, _):
+            got.append(number)
+            process.send_signal(number)
+        numbers = [getattr(signal, name) for name in ('SIGTERM', 'SIGHUP') if hasattr(signal, name)]
+        before = [signal.signal(number, pass_on) for number in numbers]
+        before.append(signal.signal(signal.SIGINT, lambda number, _: got.append(number)))
         try:
             process.wait()
         finally:
-            process.terminate()         # train.py saves first
-            process.wait()
-            signal.signal(signal.SIGTERM, before)
+            for number, handler in zip([*numbers, signal.SIGINT], before):
+                signal.signal(number, handler)
+    if got:
+        sys.exit(128 + got[0])
     lines = said.read_text(errors='replace').splitlines()
-    why = [line for line in lines if line.startswith('train: ')] or lines
+    why = [line for line in lines if line.startswith(f'{words[0]}: ')] or lines
     require(process.returncode == 0, f'{why[-1]} (status {process.returncode}; {said})')
 
 
 # ------------------------------------------------------------------------------ what they are asked
 
-def all_ways(options, name):
-    own = [read(Ways, shlex.split(line)) for line in options.ways.get(name, ())]
-    return [*{in_words(way): way for each in (options, *own) for way in ways_of(each)}.values()]
+def score(options, runs, own_file):
+    """Return the rows of all seeds of an arm, which `nanodepth evaluate` writes in a process of its
+    own. That process runs the arm's configs first, and knows their Spans."""
+    name, out = runs[0].name, runs[0].folder
+    out = out.with_name(out.name.rpartition('-')[0] + '.csv')
+    typed = lambda value: ','.join(map(str, value)) if isinstance(value, tuple) else str(value)
+    asked = [f'--{each.name}={typed(value)}' for cls in (Asked, Ways) for each in fields(cls)
+             if each.name not in ('metric', 'also')
+             and (value := getattr(options, each.name)) not in (None, each.default)]
+    also = '; '.join(filter(None, (options.also, *options.ways.get(name, ()))))
+    configs = [word for word in runs[0].words if word.endswith('.py') and word[0] != '-']
+    call([*configs, *own_file, 'evaluate', *(str(run.folder) for run in runs), *asked,
+          *[f'--also={also}'] * bool(also), f'--out={out}'], out.with_suffix('.txt'))
+    rows = read_rows(out)
+    seeds = {run.folder.name: run for run in runs}
+    return [row | dict(group=name, seed=seeds[row['run']].seed) for row in rows]
 
 
 def compared_with(options, runs):
-    "{arm: those it is compared with}: what `against` says, else the first and what has its FLOPs."
+    "Return {arm: the arms it is compared with}: from `against`, or the first and its equals."
     names = [*runs]
-    of = {name: [names[0], *(each for each in names if runs[name] in runs[each].flops)]
+    of = {name: [names[0], *(other for other in names if runs[name] in runs[other].flops)]
           for name in names[1:]} | options.against
-    for name in (*options.ways, *of, *(each for others in of.values() for each in others)):
+    for name in (*options.ways, *of, *(other for others in of.values() for other in others)):
         check_choice('the arm', name, names)
     return of
 
 
 def report(options, of, rows, asked):
-    "The tables, and a picture of what the runs were validated on while they trained."
+    "Print the tables, and draw what the runs were validated on while they trained."
     measures = list(dict.fromkeys(row['measure'] for row in rows))
     for name in options.show:
         check_choice('the measure', name, measures)
@@ -234,39 +255,57 @@ def report(options, of, rows, asked):
     kinds = ['loss', *[kind for kind in kinds_of(logs) if kind != 'text'][-1:]]
     costs = ['flops', *['tokens'] * all(row['tokens'] >= 0 for row in rows)]     # (no nan)
     show(options.out / 'compare.png', draw_runs, logs, kinds, costs)
+    books = {read_run(run.folder).get('book') for run in asked}
+    if len(books) > 1:
+        print('These runs were trained by several versions of model.py, training/ and so on. To '
+              'compare like with like, choose another --out.')
 
 
 def main(argv=None):
     options = read_options(sys.argv[1:] if argv is None else argv)
+    PLANS.clear()
     seeds = seeds_of(str(options.seeds))
     options.more += ''.join(f' --{name}={value}' for name in ('device', 'dtype')
                             if (value := getattr(options, name)) != 'auto')
+    own_file = options.lines if len(options.lines) == 1 else []
+    if options.metric:
+        options.measures += ('metric',)
     runs = runs_of(options, seeds[0])
-    questions_in(options)       # what can be known before the first run is refused here
+    # what can be known before the first run is refused here
+    questions_in(replace(options, measures=tuple({*options.measures} - {'metric'})))
     of = (add_partners if len(options.lines) > 1 else compared_with)(options, runs)
-    runs = [run for seed in seeds for run in runs_of(options, seed).values()]
-    for run in runs:
-        run.facts = facts_of(run)
-        refuse_another(run)
-        all_ways(options, run.name)
-        if not run.waits():
-            costs(run.all_words())
-    rows, asked, failed, first = [], [], {}, None
-    for run in tqdm(runs, 'runs', unit='run'):
+    by_seed = [runs_of(options, seed) for seed in seeds]
+    for name, run in by_seed[0].items():
+        ways_of(replace(options, also='; '.join(options.ways.get(name, ()))))
+        if run.waits():
+            plan_of(run.words, costs=False)
+        else:
+            plan_of(run.all_words())
+    failed, made = {}, {}
+    for run in tqdm([run for runs in by_seed for run in runs.values()], 'runs', unit='run'):
         try:
             for other in run.parents + run.flops:
                 require(other not in failed, f'{other.name}, which it needs, is not there')
-            make(run)
-            subject = Subject(run.folder, options, like=first)
-            first = first or subject
-            of_run = sum(ask(subject, all_ways(options, run.name), run=run.folder.name,
-                             group=run.name, seed=run.seed, steps=subject.state['step']), [])
-            add_to_csv(options.out / 'rows.csv', of_run)
-            rows += of_run
-            asked.append(run)
+            make(run, by_seed[0][run.name])
+            made.setdefault(run.name, []).append(run)
         except Refused as why:
             failed[run] = f'{run.name}, seed {run.seed}, is in no mean: {why}'
             say(failed[run])
+    rows, asked = [], []
+    for name, runs in tqdm(made.items(), 'arms', unit='arm'):
+        try:
+            # all arms answer the rows of the first one
+            first = read_run(next(iter(made.values()))[0].folder)['config']
+            options.rows = options.rows or first['batch_size']
+            if options.batches is None:
+                options.batches = first['eval_batches']
+            rows += score(options, runs, own_file)
+            asked += runs
+            write_csv(rows, options.out / 'rows.csv')
+        except Refused as why:
+            for run in runs:
+                failed[run] = f'{name}, seed {run.seed}, is in no mean: {why}'
+            say(failed[runs[0]])
     if rows:
         report(options, of, rows, asked)
     if failed:

@@ -73,7 +73,8 @@ def main(argv=None):
         has_span = spans_in(getattr(subject.model, 'order', ()))
         plain_only = len(paths) > 1 and (options.r and not core_of(subject.model)
                                          or options.span and not has_span)
-        for of_way in ask(subject, ways[:1] if plain_only else ways, **names_of(name)):
+        columns = names_of(name) | dict(steps=subject.state.get('step'))
+        for of_way in ask(subject, ways[:1] if plain_only else ways, **columns):
             rows += of_way
             write_csv(rows, out)        # what was measured is not lost if the next way is stopped
     require(not options.r or any('r' in row['settings'] for row in rows),

@@ -7,12 +7,14 @@ import collections
 import functools
 import shlex
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from nanodepth import ROOT
 from nanodepth.common.errors import Refused, refusing
+from nanodepth.common.files import write_json
 from nanodepth.common.options import read
 from nanodepth.grow import untie
 from nanodepth.model import LM, require, unrolled
@@ -21,6 +23,7 @@ from nanodepth.report.tables import columns
 from nanodepth.retrofit import Core, core_of, surgery
 from nanodepth.text.tokenizer import copy_tokenizer
 from nanodepth.train import train
+from nanodepth.training.checkpoint import as_written
 from nanodepth.training.loader import Loader, make_toy_data
 from nanodepth.training.machine import PEAKS, leave_processes
 from nanodepth.training.plan import (NEEDED_BY, Config, changes, first_n_layer, model_config, plan,
@@ -34,6 +37,9 @@ OUT_OF_MEMORY = 'the GPU has too little memory: a higher --grad_accum makes smal
 @dataclass
 class Options(Config):
     dry_run: bool = False           # print what the run will cost, and end
+    json: Path | None = None        # with dry_run: write the cost and the settings into this file
+    costs: bool = True              # with json: with the cost, for which its parent must exist
+    pays: float | None = None       # with json: take as many steps as these FLOPs pay for
 
 
 def main(argv):
@@ -45,6 +51,15 @@ def main(argv):
         raise SystemExit(2)
     options = read(Options, argv)
     config = Config(**{each.name: getattr(options, each.name) for each in fields(Config)})
+    if options.dry_run and options.json:
+        own = [word for word in argv
+               if not word.startswith(('--dry_run', '--json=', '--costs=', '--pays='))]
+        if options.pays:
+            own.append(f'--steps={steps_for(options.pays, own)}')
+        config = read(Config, own)
+        flops = costs(own)[1] if options.costs else None
+        write_json(options.json, dict(steps=config.steps, flops=flops, config=as_written(config)))
+        return
     if options.dry_run:
         show(config)
         return

@@ -208,12 +208,9 @@ def refuse_others(path):
                     'no rows of ours: choose another --out')
 
 
-def add_to_csv(path, rows):
-    "Rows take the place of those of the same run. The others stay, if their run is still there."
-    old, runs = [], {row['run'] for row in rows}
-    if path.exists():
-        refuse_others(path)
-        with open(path, newline='', encoding='utf-8') as file:
-            old = [row for row in csv.DictReader(file)
-                   if row['run'] not in runs and (path.parent / row['run']).exists()]
-    write_csv(old + rows, path)
+def read_rows(path):
+    "Return the rows of a CSV file, in which whatever reads as a number is one."
+    def value(text):
+        return float(text) if re.fullmatch(r'-?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan', text) else text
+    with open(path, newline='', encoding='utf-8') as file:
+        return [{name: value(text) for name, text in row.items()} for row in csv.DictReader(file)]

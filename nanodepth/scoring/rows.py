@@ -84,6 +84,7 @@ class Asked:
     measures: tuple[str, ...] = ('loss',)
     data: str | None = None     # a dataset; None: what the run was trained on
     batches: int | None = None  # of validation data; 0: all; None: as in training, or 8
+    rows: int | None = None     # in a batch of validation data; None: as in training
     n: int = 200                # questions of each primitive
     shots: tuple[int, ...] | None = None    # answered examples before each; None: 0, or lm-eval's
     seed: int = 0               # of their draws
@@ -125,7 +126,8 @@ class Subject:
             self.batches = like.batches if like else config.get('eval_batches', 8)
         looks_at_data = {*asked.measures} - {'log_prob'} or asked.metric
         if looks_at_data and (asked.data or not asked.tasks or is_there(own)):
-            self.val = open_data(path, self.state, self.answer, asked.data, like=like and like.val)
+            self.val = open_data(path, self.state, self.answer, asked.data, rows=asked.rows,
+                                 like=like and like.val)
         elif looks_at_data and own:
             say(f'{path}: what it was trained on ({own}) is not here, so its loss is left out')
 

@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import itertools
 import math
+import shlex
 from dataclasses import dataclass, fields
 
 from nanodepth.common.whose import is_ours
@@ -14,7 +15,7 @@ from nanodepth.model import Refused, Span, require, spans_in, unrolled
 from nanodepth.models.checkpoint import cost_of
 from nanodepth.report.tables import PLAIN
 from nanodepth.retrofit import Core, core_of
-from nanodepth.training.settings import as_kind
+from nanodepth.training.settings import as_kind, read
 from nanodepth.wrapper import Window, pick_window
 from nanodepth.wrapping.others import layers_of, wrapped
 
@@ -36,13 +37,17 @@ class Ways:
     decode: tuple[str, ...] = ()    # full; bypass: only prompts are wrapped
     mode: tuple[str, ...] = ()      # the window as one block, or layer by layer (block)
     pin: tuple[bool, ...] = ()      # of a mixture, keep the experts of the first evaluation
+    also: str = ''                  # more ways, such as '--loop=2x4; --window=mid4 --K=2,3'
 
 
 def ways_of(options):
-    "[{}, which is the model as it is, and each combination of what the options name]."
-    given = {each.name: getattr(options, each.name) for each in fields(Ways)}
+    "Return the ways that the options name: {}, which is the model as it is, and each combination."
+    ways = [{}]
+    for line in filter(str.strip, ('', *options.also.split(';'))):
+        ways += ways_of(read(Ways, shlex.split(line)))
+    given = {each.name: getattr(options, each.name) for each in fields(Ways) if each.name != 'also'}
     given = {name: values for name, values in given.items() if values}
-    ways = [{}, *(dict(zip(given, values)) for values in itertools.product(*given.values()))]
+    ways[1:1] = [dict(zip(given, values)) for values in itertools.product(*given.values())]
     return [*{in_words(way): way for way in ways}.values()]
 
 
