@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
@@ -47,6 +48,7 @@ class Options(Ways, Asked):
     seeds: int | str = 3        # how many, or which, such as 4-7
     more: str = ''              # settings of every run; a line overrides them
     measures: tuple[str, ...] = ('loss', 'text', 'log_prob')    # as in evaluate
+    metric: Callable | None = None      # of a file of arms: metric(model, loader), one more measure
     show: tuple[str, ...] = ()  # the measures in the tables; (): loss, text and the last answers
     out: Path = Path('out/compare')     # the folder of the runs, of rows.csv and compare.png
 
@@ -219,10 +221,12 @@ def score(options, runs, own_file):
     own. That process runs the arm's configs first, and knows their Spans."""
     name, out = runs[0].name, runs[0].folder
     out = out.with_name(out.name.rpartition('-')[0] + '.csv')
-    typed = lambda value: ','.join(map(str, value)) if isinstance(value, tuple) else str(value)
-    asked = [f'--{each.name}={typed(value)}' for cls in (Asked, Ways) for each in fields(cls)
-             if each.name not in ('metric', 'also')
-             and (value := getattr(options, each.name)) not in (None, each.default)]
+    asked = []
+    for option in (*fields(Asked), *fields(Ways)):
+        value = getattr(options, option.name)
+        if option.name != 'also' and value is not None and value != option.default:
+            text = ','.join(map(str, value)) if isinstance(value, tuple) else value
+            asked.append(f'--{option.name}={text}')
     also = '; '.join(filter(None, (options.also, *options.ways.get(name, ()))))
     configs = [word for word in runs[0].words if word.endswith('.py') and word[0] != '-']
     call([*configs, *own_file, 'evaluate', *(str(run.folder) for run in runs), *asked,

@@ -5,7 +5,6 @@ Usage: subject = Subject('out/lidas', Asked(tasks='toy_assign/3'))
        for rows in ask(subject, [{}, dict(window='mid4', K=2)]): ...
 """
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -91,7 +90,6 @@ class Asked:
     limit: int | None = None    # documents of each task of lm-eval: to try, not to report
     chat: bool = False          # lm-eval with the chat template of the checkpoint
     max_length: int | None = None       # lm-eval: tokens of a prompt and its answer at most
-    metric: Callable | None = None      # of a config: a measure of the model as it is
     device: str = 'auto'        # cuda, else mps, else cpu
     # auto: bfloat16 for what was published in 16 bits, where the device is fast at it
     dtype: Literal['auto', 'float32', 'bfloat16'] = 'auto'
@@ -101,7 +99,7 @@ def questions_in(asked):
     "({name: its questions} of our tasks, the tasks that are lm-eval's, if any)."
     for name in asked.measures:
         check_choice('--measures', name, ['loss', 'text', 'log_prob', *MEASURES])
-    require(asked.tasks or asked.metric or {*asked.measures} - {'log_prob'},
+    require(asked.tasks or {*asked.measures} - {'log_prob'},
             'nothing is asked: give --tasks, such as toy_assign/3, or --measures')
     ours, theirs = parse_tasks(asked.tasks)
     if theirs:
@@ -124,7 +122,7 @@ class Subject:
         self.batches = asked.batches
         if self.batches is None:
             self.batches = like.batches if like else config.get('eval_batches', 8)
-        looks_at_data = {*asked.measures} - {'log_prob'} or asked.metric
+        looks_at_data = {*asked.measures} - {'log_prob'}
         if looks_at_data and (asked.data or not asked.tasks or is_there(own)):
             self.val = open_data(path, self.state, self.answer, asked.data, rows=asked.rows,
                                  like=like and like.val)
@@ -149,8 +147,7 @@ def measured(subject, way):
     if subject.theirs:
         from nanodepth.scoring.harness import lm_scores
         found |= {name: (score, '') for name, score in lm_scores(subject).items()}
-    yours = [MEASURES[name] for name in asked.measures if name in MEASURES]
-    for measure in yours + [asked.metric] * bool(asked.metric and not way):
+    for measure in (MEASURES[name] for name in asked.measures if name in MEASURES):
         with torch.no_grad():
             numbers = measure(subject.model, val)
         for name, value in numbers.items():
