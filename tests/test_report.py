@@ -4,6 +4,7 @@ Promised: sampling is seeded and loops; a run and several have a picture; the ta
 errors over the seeds; paired tests against every sign tried one by one.
 """
 import json
+import sys
 
 import pytest
 from helpers import SMALL, refused, save_run, table_of
@@ -12,9 +13,9 @@ from docs.results.tables import read_rows
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common.errors import Refused
 from nanodepth.models.checkpoint import load_model
-from nanodepth.report import logs, plot, tables
+from nanodepth.report import contrasts, logs, plot, tables
 from nanodepth.report.logs import log_of
-from nanodepth.report.contrasts import interval, p_beyond, p_of, p_value, verdict
+from nanodepth.report.contrasts import interval, p_of, p_value, verdict
 from nanodepth.train import train
 from nanodepth.training.plan import Config
 
@@ -132,6 +133,14 @@ def test_paired_tests_by_hand():
         assert p_value(changes) == pytest.approx(stats.ttest_1samp(changes, 0).pvalue, rel=1e-6)
         low, high = stats.t.interval(0.95, len(changes) - 1, 0, stats.sem(changes))
         assert interval(changes) == pytest.approx(high, rel=1e-6)
-    assert p_beyond(2.5, 90_000) == pytest.approx(2 * stats.t.sf(2.5, 90_000), rel=1e-6)
     assert (interval([0.1, 0.1]), p_of([0.1, 0.1])) == (None, None)     # equal: nothing is known
     assert verdict([-0.1, -0.11, -0.12]) == 'lower' and verdict([0.1]) == 'not resolved (1 seed)'
+
+
+def test_without_scipy_there_is_no_p_and_a_line_says_so(monkeypatch, capsys):
+    contrasts.students_t.cache_clear()
+    monkeypatch.setitem(sys.modules, 'scipy.stats', None)
+    assert (interval([0.1, 0.2]), p_of([0.1, 0.2])) == (None, None)
+    assert p_value([1, 1, -1]) == 1.0                   # McNemar's needs none
+    assert 'pip install scipy' in capsys.readouterr().err
+    contrasts.students_t.cache_clear()

@@ -247,7 +247,7 @@ def test_generated_answer_ends_at_any_end_and_has_no_marks(tiny, tmp_path):
     model.head.register_forward_hook(
         lambda module, x, y: torch.nn.functional.one_hot(torch.tensor([next(places)]), 270))
     asked = SimpleNamespace(max_length=None, chat=False)
-    ours = harness.Ours(SimpleNamespace(model=model, path=tmp_path, tokenizer=words, asked=asked))
+    ours = harness.Model(SimpleNamespace(model=model, answer=model, path=tmp_path, asked=asked))
     question = SimpleNamespace(args=('x', dict(until=[], max_gen_toks=8)))
     assert ours.generate_until([question]) == ['ab']
 

@@ -1,10 +1,12 @@
-"""What so many seeds say of a difference, and so many questions of a change. Two models of one seed
-saw the same data in the same order, and two ways answer the same questions. So their differences
-are one sample, which says more than two means.
+"""How certain is a mean or a difference? Two models of one seed saw the same data in the same
+order, and two ways of running answer the same questions. So differences are taken pair by pair, and
+are one sample, which is more certain than two means.
 Usage: verdict([-0.01, -0.04, -0.02])           # 'lower', 'higher' or 'not resolved'
 """
 import functools
 import math
+
+from nanodepth.common.errors import say
 
 ALPHA = 0.05
 
@@ -14,28 +16,44 @@ def mean(values):
 
 
 def error_of(values):
-    "The standard error of a mean; None of one value."
+    "Return the standard error of a mean, or None for fewer than two values."
     n, middle = len(values), mean(values)
     return math.sqrt(sum((v - middle) ** 2 for v in values) / (n - 1) / n) if n > 1 else None
 
 
+@functools.cache
+def students_t():
+    "Return scipy's Student's t. Without scipy, say what is missing and return None."
+    try:
+        from scipy.stats import t
+    except ModuleNotFoundError:
+        say('without scipy there is no p and no interval (pip install scipy)')
+        return None
+    return t
+
+
 def is_known(values):
-    "Is there an error to divide by? Equal differences say nothing of how far the next would be."
-    return len(values) > 1 and error_of(values) > 1e-9 * max(map(abs, values))
+    "Return whether a t-test is possible. Equal values have an error of 0, and say nothing."
+    has_error = len(values) > 1 and error_of(values) > 1e-9 * max(map(abs, values))
+    return has_error and students_t() is not None
 
 
 def interval(values, share=0.95):
-    "Half the width of the confidence interval of a mean; None where nothing is known."
-    return t_around(share, len(values) - 1) * error_of(values) if is_known(values) else None
+    "Return half the width of the confidence interval of a mean, or None if it is not known."
+    if not is_known(values):
+        return None
+    return float(students_t().ppf((1 + share) / 2, len(values) - 1)) * error_of(values)
 
 
 def p_of(values):
-    "How likely a mean so far from 0 would be if that of all were 0; None where nothing is known."
-    known = is_known(values)
-    return p_beyond(abs(mean(values) / error_of(values)), len(values) - 1) if known else None
+    "Return the p of a t-test that the mean is 0, or None if it is not known."
+    if not is_known(values):
+        return None
+    return 2 * float(students_t().sf(abs(mean(values) / error_of(values)), len(values) - 1))
 
 
 def verdict(differences):
+    "Return 'lower' or 'higher' if p is below 0.05, and 'not resolved' otherwise."
     p, n = p_of(differences), len(differences)
     if p is not None and p < ALPHA:
         return 'lower' if mean(differences) < 0 else 'higher'
@@ -43,33 +61,11 @@ def verdict(differences):
 
 
 def p_value(changes):
-    """p_of the changes between two scores of the same questions. Of right and wrong, McNemar's: how
-    likely is so uneven a split, if up were as likely as down?"""
+    """Return the p of the changes between two scores of the same questions. If answers are right or
+    wrong, this is McNemar's exact test: how likely is so uneven a split if up were as likely as
+    down? Otherwise it is a t-test."""
     changed = [c for c in changes if c]
     if not changes or any(abs(c) != 1 for c in changed):
         return p_of(changes)
     n, fewer = len(changed), min(changed.count(1), changed.count(-1))
     return min(1.0, 2 * sum(math.comb(n, k) for k in range(fewer + 1)) / 2 ** n)
-
-
-def p_beyond(t, degrees):
-    """How much of Student's t with so many degrees of freedom lies beyond -t and t. At t =
-    sqrt(degrees) / tan(u) its density is in proportion to sin(u) to the power degrees - 1, which
-    Simpson's rule adds up from u = 0, where t is infinite."""
-    n = 2 * round(500 + 50 * math.sqrt(degrees))        # (the more degrees, the narrower it is)
-
-    def area(end):
-        heights = [math.sin(end * i / n) ** (degrees - 1) for i in range(n + 1)]
-        inner = 4 * sum(heights[1:-1:2]) + 2 * sum(heights[2:-1:2])
-        return end / n / 3 * (heights[0] + inner + heights[-1])
-    return area(math.atan2(math.sqrt(degrees), t)) / area(math.pi / 2)
-
-
-@functools.cache
-def t_around(share, degrees):
-    "The t for which this share of Student's t lies between -t and t, by bisection."
-    low, high = 0.0, 1e6
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if 1 - p_beyond(middle, degrees) < share else (low, middle)
-    return high

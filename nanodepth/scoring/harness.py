@@ -1,34 +1,33 @@
-"""lm-eval's tasks. It asks a model of ours by the class Ours, and another family's by its own HFLM:
-both as they run now, in any way, and with one function for how likely an answer is. Only this file
-imports lm-eval, and only when one of its tasks is asked.
+"""lm-eval's tasks: its own HFLM scores our models and other families' models, as they run now, in
+any way. Only this file imports lm-eval, and only if one of its tasks is named.
 Usage: lm_scores(Subject('out/smollm2', Asked(tasks='piqa')))       # {'piqa acc': Score, ...}
 """
 import functools
 import logging
 import math
+import tempfile
 import tomllib
+from types import SimpleNamespace
 
 import torch
 from lm_eval import simple_evaluate
 from lm_eval.api import task as lm_eval_task
-from lm_eval.api.model import TemplateLM
 from lm_eval.models.huggingface import HFLM
-from lm_eval.models.utils import normalize_gen_kwargs
+from lm_eval.models.utils_hf import stop_sequences_criteria
 from lm_eval.tasks import TaskManager
-from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 from transformers import AutoTokenizer
 
 from nanodepth import ROOT
 from nanodepth.common.errors import nearest, refusing, say
-from nanodepth.common.whose import is_ours
+from nanodepth.common.whose import device_of, is_ours
 from nanodepth.model import Refused, require
 from nanodepth.models.hf import not_opened
 from nanodepth.report.contrasts import mean
 from nanodepth.report.tables import Score
 from nanodepth.scoring.likelihoods import likelihoods
 from nanodepth.text.primitives import TASKS, TOY_TASKS
-from nanodepth.text.tokenizer import END_OF_TEXT, beside, generation_of, marks_of
+from nanodepth.text.tokenizer import beside, generation_of, write_tokenizer
 
 EVALS = ROOT / 'data/evals'
 # {name of a list: [(task, shots or None for the task's own, metric or None for its first)]}
@@ -40,112 +39,76 @@ logging.getLogger('lm_eval').setLevel(logging.ERROR)
 say_once = functools.cache(say)
 
 
-class OptionsTogether:
-    "How likely answers are: options after one prompt share what they can (likelihoods.py)."
+class Model(HFLM):
+    """Wraps a Subject's model for lm-eval. HFLM tokenizes, cuts and post-processes, and
+    likelihoods.py, which reads options after one prompt together, how likely an answer is."""
+
+    def __init__(self, subject):
+        model, asked = subject.model, subject.asked
+        self.answer, self.path, context = subject.answer, subject.path, asked.max_length
+        if is_ours(model):      # HFLM needs its device, and a config of transformers
+            context = min(context or math.inf, model.config.context)
+            model = SimpleNamespace(device=device_of(model), config=SimpleNamespace(model_type=''))
+        super().__init__(model, backend='causal', max_length=context, batch_size=1,
+                         tokenizer=tokenizer_of(subject))
+        require(self.tokenizer.chat_template or not asked.chat,
+                f'{self.path} has no chat template: leave out --chat')
 
     def loglikelihood(self, requests, disable_tqdm=True):
-        return super().loglikelihood(requests, disable_tqdm=True)       # ours says what is left
+        return super().loglikelihood(requests, disable_tqdm=True)       # our bar is enough
 
     def _loglikelihood_tokens(self, requests, **_):
-        asked, answers = {}, {}             # {prompt: [the numbers of its requests]}
+        prompts, answers = {}, {}           # {prompt: [the numbers of its requests]}
         for i, (_, prompt, option) in enumerate(requests):
-            most = self.max_length + 1 - len(option)        # of a long one the end is read
+            most = self.max_length + 1 - len(option)        # a long prompt is read from its end
             require(most > 0, f'an answer has {len(option)} tokens, the context {self.max_length}')
             if len(prompt) > most:
                 say_once(f'prompts of more than {self.max_length} tokens are read from their end')
-            asked.setdefault(tuple(prompt[-most:]), []).append(i)
-        found = likelihoods(self.answer, [list(prompt) for prompt in asked],
-                            [[requests[i][2] for i in numbers] for numbers in asked.values()])
-        for numbers, (values, greedy) in zip(asked.values(), found):
+            prompts.setdefault(tuple(prompt[-most:]), []).append(i)
+        found = likelihoods(self.answer, [list(prompt) for prompt in prompts],
+                            [[requests[i][2] for i in numbers] for numbers in prompts.values()])
+        for numbers, (values, greedy) in zip(prompts.values(), found):
             require(not values.isnan().any(), 'the model gives logits that are not numbers')
             answers |= zip(numbers, zip(values.tolist(), greedy.tolist()))
         return [answers[i] for i in range(len(requests))]
 
-
-class Theirs(OptionsTogether, HFLM):
-    "Another family's model."
-
-
-class Ours(OptionsTogether, TemplateLM):
-    "A model of ours. (What HFLM does with a tokenizer of transformers, this does with ours.)"
-
-    def __init__(self, subject):
-        super().__init__()
-        self.answer, self.path, self.words = subject.model, subject.path, subject.tokenizer
-        context = self.answer.config.context
-        self.max_length = min(subject.asked.max_length or context, context)
-        self.begin = self.end = None        # the tokens by which a text begins and ends
-        if END_OF_TEXT in self.words.special_tokens_set:
-            self.begin = self.end = self.words.encode_single_token(END_OF_TEXT)
-        if beside(self.path, 'tokenizer_config.json'):
-            self.begin, self.end = marks_of(self.path, self.words)
-        self.starts = getattr(self.words, 'starts', [self.end])
-        if subject.asked.chat:
-            self.tokenizer = tokenizer_of(self.path)
-            require(self.tokenizer.chat_template, f'{self.path} has no chat template: leave --chat')
-
-    eot_token_id = property(lambda self: self.end)
-    prefix_token_id = property(lambda self: self.end if self.begin is None else self.begin)
-    tokenizer_name = property(lambda self: str(self.path))
-    apply_chat_template = HFLM.apply_chat_template
-    chat_template_args = {}
-
-    def tok_encode(self, text, add_special_tokens=None, **_):
-        ids = self.words.encode(text, allowed_special='all')
-        has_start = self.starts and ids[:1] == self.starts[:1]      # as a chat has
-        return ids if add_special_tokens is False or has_start else self.starts + ids
-
-    def loglikelihood_rolling(self, requests, **_):
-        windows = [(i, (None, *make_disjoint_window(window)))
-                   for i, request in enumerate(requests) for window in get_rolling_token_windows(
-                       self.tok_encode(*request.args), self.prefix_token_id, self.max_length, 1)]
-        sums = [0.0] * len(requests)
-        for (i, _), (value, _) in zip(windows, self._loglikelihood_tokens(
-                [window for _, window in windows])):
-            sums[i] += value
-        return sums
-
-    @torch.no_grad()
-    def generate_until(self, requests, **_):
-        "The likeliest token each time, until a string or a token that ends the answer."
-        own = generation_of(self.path).get('eos_token_id')
-        ends = {self.end, *(own if isinstance(own, list) else [own])}
-        marks = {*map(self.words.encode_single_token, self.words.special_tokens_set)}
-        said = []
-        for prompt, how in tqdm([request.args for request in requests], 'texts', leave=False):
-            how = normalize_gen_kwargs(how)
-            most, stops = how['max_gen_toks'], [stop for stop in how['until'] if stop]
-            require(most < self.max_length, f'{most} tokens to write, context {self.max_length}')
-            inputs = torch.tensor([self.tok_encode(prompt)[most - self.max_length:]],
-                                  device=self.answer.norm.weight.device)
-            cache, ids, text = {}, [], ''
-            while len(ids) < most and not any(stop in text for stop in stops):
-                x = self.answer.norm(self.answer.hidden(inputs, cache=cache)[:, -1])
-                inputs = self.answer.head(x).argmax(-1, keepdim=True)
-                ids.append(inputs.item())
-                if ids[-1] in ends:
-                    break
-                text = self.words.decode([i for i in ids if i not in marks])
-            said.append(functools.reduce(lambda text, stop: text.split(stop)[0], stops, text))
-        return said
+    def _model_generate(self, context, max_length, stop, **how):
+        "Return a prompt, (1, T), with the likeliest tokens after it, up to the end of an answer."
+        if not is_ours(self.answer):
+            return super()._model_generate(context, max_length, stop, **how)
+        ends = generation_of(self.path).get('eos_token_id')
+        ends = {self.eot_token_id, *(ends if isinstance(ends, list) else [ends])}
+        is_stopped = stop_sequences_criteria(self.tokenizer, stop, context.shape[1], 1)
+        cache, inputs = {}, context
+        while context.shape[1] < max_length:
+            x = self.answer.norm(self.answer.hidden(inputs, cache=cache)[:, -1])
+            inputs = self.answer.head(x).argmax(-1, keepdim=True)
+            context = torch.cat((context, inputs), dim=1)
+            if inputs.item() in ends or is_stopped(context, None).all():
+                break
+        return context
 
 
-def tokenizer_of(path):
-    with not_opened(path):
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+def tokenizer_of(subject):
+    "Return the tokenizer as transformers has it. A run's is written for it."
+    with not_opened(subject.path), tempfile.TemporaryDirectory() as folder:
+        if is_ours(subject.model) and not beside(subject.path, 'tokenizer_config.json'):
+            write_tokenizer(subject.path, folder, subject.model.config.context)
+            return AutoTokenizer.from_pretrained(folder)
+        return AutoTokenizer.from_pretrained(subject.path, trust_remote_code=False)
 
 
 @functools.cache
 def find(names, shots=None):
-    "(lm-eval's tasks and groups of some names and lists, the manager that knows them, the names)"
+    "Return lm-eval's tasks and groups with these names, the manager that knows them, the names."
     wanted = {}
     for name in names:
         for task, own, _ in LISTS.get(name, [(name, None, None)]):
             n = own if shots is None else shots
-            require(wanted.setdefault(task, n) == n, f'{task} stands in two of {", ".join(names)}, '
-                    'with different numbers of shots: give a command to each')
+            require(wanted.setdefault(task, n) == n, f'{task} is in two of {", ".join(names)}, '
+                    'with different numbers of shots: give each a command')
     known = TaskManager(include_path=str(EVALS), include_defaults=False)
-    if not wanted.keys() <= {*known.all_tasks}:         # to read all of its own takes seconds
+    if not wanted.keys() <= {*known.all_tasks}:         # reading all of its own takes seconds
         known = TaskManager(include_path=str(EVALS))
     found = []
     for name, n in wanted.items():
@@ -162,17 +125,12 @@ def find(names, shots=None):
 
 
 def lm_scores(subject):
-    "{'arc_easy acc': Score} of a subject's model, as it runs now."
+    "Return {'arc_easy acc': Score} for a Subject's model, as it runs now."
     asked, scores, (tasks, known, names) = subject.asked, {}, subject.theirs
-    if is_ours(subject.model):
-        lm = Ours(subject)
-    else:
-        words = tokenizer_of(subject.path)
-        lm = Theirs(subject.model, tokenizer=words, max_length=asked.max_length)
-        lm.answer = subject.answer
-    with refusing(AssertionError):
-        results = simple_evaluate(lm, tasks=tasks, task_manager=known, limit=asked.limit,
-                                  apply_chat_template=asked.chat, log_samples=True)
+    with refusing(AssertionError), torch.no_grad():
+        results = simple_evaluate(Model(subject), tasks=tasks, task_manager=known,
+                                  limit=asked.limit, apply_chat_template=asked.chat,
+                                  log_samples=True)
     shots = ', '.join(f'{task} {n}' for task, n in results['n-shot'].items())
     say_once(f'examples before a question: {shots}')
     for task, result in results['results'].items():
@@ -181,7 +139,7 @@ def lm_scores(subject):
             if how and not metric.endswith('_stderr') and isinstance(value, (int, float)):
                 scores[f'{task} {metric}' + f' ({how})' * (how != 'none')] = score_of(
                     results, task, metric, how)
-    for name in names:          # of a list, the mean of its tasks, each by the metric that counts
+    for name in names:          # a list also gets the mean of its tasks, in the metric that counts
         of_list = []
         for task, _, metric in LISTS.get(name, ()):
             own = [score for key, score in scores.items() if score.kind == 'share' and (
@@ -195,7 +153,8 @@ def lm_scores(subject):
 
 
 def score_of(results, task, metric, how):
-    "A metric is a share if it is one of each document; of a group, which has none, by its value."
+    """Return a metric as a Score. It is a share if its values for the documents are all from 0 to
+    1, or, in a group, which has no documents, its one value."""
     value, error = (results['results'][task].get(f'{each},{how}')
                     for each in (metric, f'{metric}_stderr'))
     samples = sorted(results['samples'].get(task, []), key=lambda each: each['doc_id'])
