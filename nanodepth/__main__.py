@@ -19,7 +19,7 @@ COMMANDS = {        # name: (module, what it does)
     'compare': ('commands.compare', 'is an idea better, at equal tokens and FLOPs, over seeds?'),
     'cut': ('commands.cut', 'make a recurrent model of a trained one, or untie its layers'),
     'sweep': ('commands.sweep', 'try many ways of running, judge the best on other data'),
-    'probe': ('commands.probe', 'which layers do models use? a page of pictures'),
+    'probe': ('commands.probe', 'which layers do models use? pictures and numbers'),
 }
 HERE = Path(__file__).parent
 # where the options are that several commands share
