@@ -18,7 +18,7 @@ REFUSALS = [
     (['evaluate', '{run}'], 'does not say what it was trained on'),
     (['evaluate', '{run}', '--data=nowhere'], 'data/text/prepare.py FILES --out=nowhere'),
     (['evaluate', 'nowhere', '--tasks=f1_triviaq'], "did you mean 'f1_triviaqa'?"),
-    (['evaluate', 'nowhere', '--tasks=wrapped,knowledge'], 'stands in two of wrapped, knowledge'),
+    (['evaluate', 'nowhere', '--tasks=wrapped,knowledge'], 'is in two of wrapped, knowledge'),
     (['evaluate', 'nowhere', '--tasks=toy_assign/3-1'], 'several as toy_assign/0-3'),
     (['evaluate', 'nowhere', '--measures=log_probs'], "did you mean 'log_prob'?"),
     (['evaluate', '{core}', '--tasks=toy_copy', '--r=0'], 'r=0 is too small'),
