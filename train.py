@@ -269,7 +269,7 @@ def report(run):
     "Say what a finished run leaves, and what to type next."
     out, flops = Path(run.c.out_dir), run.past.flops
     saving = ''
-    if run.c.grow:      # compared with all layers from the start, and with the same cool-down
+    if run.c.grow and not run.c.init_from:      # compared with all layers from the first step on
         of_decay = run.c.decay_steps / run.c.steps
         plain, last = (run.model.flops_per_token(order, run.c.context)
                        for order in ([*range(len(run.model.layers))], run.model.order))
@@ -339,7 +339,8 @@ def greet(run, typed, first, n_new):
         # the model decides its shape, whatever was typed
         shape = vars(run.model.config).keys() - {'context'}
         differ = differences(first.trunk, past.config, {'out_dir', *MADE_THE_MODEL, *shape})
-        if any(f'{name}=' in differ for name in ('batch_size', 'context', 'data')):
+        of_rows = 'batch_size', 'context', 'data'
+        if any(first.trunk[name] != past.config[name] for name in of_rows):
             differ += ' (rows are numbered as if all steps before had read such batches)'
         anew = f'; {n_new} parameters begin with new optimizer states' if n_new else ''
         say(f'a branch of {first.origin} after step {past.step:,}, with '

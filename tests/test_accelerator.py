@@ -33,7 +33,7 @@ def test_train_dtype_of_the_layers(dtype, config, monkeypatch):
 @pytest.mark.parametrize('name, capability, dtype, half, peak', [
     ('H200', (9, 0), 'auto', True, 989e12), ('H200 NVL', (9, 0), 'float32', False, 835e12),
     ('A100-SXM4-80GB', (8, 0), 'auto', True, 312e12), ('T4', (7, 5), 'auto', False, 0),
-    ('T4', (7, 5), 'bfloat16', True, 0),
+    ('T4', (7, 5), 'bfloat16', True, 0), ('RTX A1000', (8, 6), 'auto', True, 0),
     ('GeForce RTX 4090 Laptop GPU', (8, 9), 'auto', True, 0)])
 def test_machine_of_a_gpu(name, capability, dtype, half, peak, config, monkeypatch):
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)

@@ -275,7 +275,8 @@ def test_sigterm_ends_the_run_in_hand_which_saves_first(data, tmp_path, monkeypa
     run, said, ended = tmp_path / 'run', tmp_path / 'run.txt', threading.Event()
 
     def stop():
-        while not (run / 'log.jsonl').exists() and not ended.wait(0.05):
+        log = run / 'log.jsonl'         # its second line is written after a step
+        while not (log.exists() and log.read_text().count('\n') > 1) and not ended.wait(0.05):
             pass
         if not ended.is_set():
             signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)

@@ -106,7 +106,7 @@ def source_of(thing, above=()):
     text = textwrap.dedent(inspect.getsource(thing))
     functions = [thing] if inspect.isfunction(thing) else vars(thing).values()
     for function in filter(inspect.isfunction, functions):
-        for name in sorted({*function.__code__.co_names} & function.__globals__.keys()):
+        for name in sorted(names_in(function.__code__) & function.__globals__.keys()):
             value = function.__globals__[name]
             is_neighbour = getattr(value, '__globals__', None) is function.__globals__
             if isinstance(value, (bool, int, float, str, tuple, list, dict)):
@@ -114,6 +114,12 @@ def source_of(thing, above=()):
             elif is_neighbour and value not in above:
                 text += '\n' + source_of(value, (*above, thing))
     return text
+
+
+def names_in(code):
+    "Return the global names that compiled code uses, including in functions inside it."
+    inside = (constant for constant in code.co_consts if inspect.iscode(constant))
+    return {*code.co_names}.union(*map(names_in, inside))
 
 
 def same_source(a, b):

@@ -2,6 +2,7 @@
 import contextlib
 import functools
 import os
+import re
 import signal
 import sys
 import time
@@ -54,7 +55,8 @@ def machine_of(c):
         # products of float32 numbers in TF32, unless float32 was asked for
         torch.set_float32_matmul_precision('highest' if c.dtype == 'float32' else 'high')
         bfloat16 |= c.dtype == 'auto' and torch.cuda.get_device_capability() >= (8, 0)
-        peak = next((PEAKS[each] for each in PEAKS if each in torch.cuda.get_device_name()), 0)
+        gpu = torch.cuda.get_device_name()
+        peak = next((PEAKS[name] for name in PEAKS if re.search(rf'\b{name}\b', gpu)), 0)
     autocast = functools.partial(torch.autocast, kind, torch.bfloat16, enabled=bfloat16)
     compiles = cuda if c.compile == 'auto' else c.compile
     return Machine(rank, size, device, cuda, peak * size, compiles, autocast)

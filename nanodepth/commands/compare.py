@@ -164,10 +164,6 @@ def add_partners(options, runs):
     return compared
 
 
-# What may differ between the seeds of an arm. (r is drawn, so equal FLOPs may be other steps.)
-OF_A_SEED = {'seed', 'init_from', 'branch_from', 'steps', 'warmup_steps', 'decay_steps'}
-
-
 def make(run, first_seed):
     """Train a run with train.py, which continues a stopped run and refuses other settings, unless
     the run is complete and has the settings of its arm. `first_seed` is the arm's first Run."""
@@ -176,9 +172,16 @@ def make(run, first_seed):
         is_old = file.stat().st_mtime < (parent.folder / 'ckpt.pt').stat().st_mtime
         require(not is_old, f'{run.folder} began from an earlier model than {parent.folder} is '
                 'now: remove this folder, or choose another --out')
-    state, settings = read_run(run.folder), plan_of(first_seed.words, costs=False)['config']
+    # The settings of an arm are asked for its first seed. The others differ in the folders of their
+    # parents, and with --flops in their steps, because r is drawn.
+    state, settings = read_run(run.folder), dict(plan_of(first_seed.words, costs=False)['config'])
+    for name in ('init_from', 'branch_from'):
+        for first, own in zip(first_seed.parents, run.parents):
+            if settings[name]:
+                settings[name] = settings[name].replace(str(first.folder), str(own.folder))
+    but = {'seed'} | ({'steps', 'warmup_steps', 'decay_steps'} if run.flops else set())
     is_complete = state.get('step') == (state.get('config') or {}).get('steps', math.nan)
-    if not is_complete or differences(settings, state['config'], but=FREE | OF_A_SEED):
+    if not is_complete or differences(settings, state['config'], but=FREE | but):
         call(['train', *run.all_words(), f'--out_dir={run.folder}'], Path(f'{run.folder}.txt'))
 
 
@@ -191,6 +194,7 @@ def call(words, said):
     # it imports what this process does, and not a tqdm.py in the current folder
     env = dict(PYTHONSAFEPATH='1', PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
     with open(said, 'ab', buffering=0) as file:
+        begin = file.tell()
         file.write(f'{shlex.join(words)}\n'.encode())
         process = subprocess.Popen([sys.executable, '-m', 'nanodepth', *words], stdout=file,
                                    stderr=file, env=os.environ | env)
@@ -209,8 +213,9 @@ def call(words, said):
                 signal.signal(number, handler)
     if got:
         sys.exit(128 + got[0])
-    lines = said.read_text(errors='replace').splitlines()
-    why = [line for line in lines if line.startswith(f'{words[0]}: ')] or lines
+    lines = said.read_bytes()[begin:].decode(errors='replace').splitlines()
+    command = next(word for word in words if not word.endswith('.py'))
+    why = [line for line in lines if line.startswith(f'{command}: ')] or lines
     require(process.returncode == 0, f'{why[-1]} (status {process.returncode}; {said})')
 
 
