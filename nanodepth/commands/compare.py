@@ -93,34 +93,37 @@ class Run:
     folder: Path
     words: list             # of its command, without the steps that --flops stands for
     parents: list           # the Runs whose folders its line names
-    flops: list             # the Run whose training FLOPs it gets, if its line names one
+    equals: list            # the Run whose training FLOPs it gets, if its line names one
 
     def all_words(self):
         "Return the words of its command. (With --flops, the other run's parents must exist.)"
-        steps = [f'--steps={plan_of(self.words, plan_of(run.all_words())["flops"])["steps"]}'
-                 for run in self.flops]
+        steps = [f'--steps={dry_run_of(self.words, dry_run_of(run.all_words())["flops"])["steps"]}'
+                 for run in self.equals]
         return [*self.words, *steps]
 
     def waits(self):
         "Return whether another model must be trained before we know what this run costs."
-        return bool(self.parents) or any(run.waits() for run in self.flops)
+        return bool(self.parents) or any(run.waits() for run in self.equals)
 
 
-PLANS = {}      # {what was asked of `train --dry_run`: its answer}
+DRY_RUNS = {}      # {what was asked of `train --dry_run`: its answer}
 
 
-def plan_of(words, pays=None, costs=True):
+def dry_run_of(words, pays=None, costs=True):
     """Return what `nanodepth train --dry_run` says of a line, in a process of its own: its steps
     and settings and, with `costs`, its training FLOPs with those of what it begins from, which must
     exist. With `pays`, its steps are as many as these FLOPs pay for."""
     key = (*words, pays, costs)
-    if key not in PLANS:
+    if key not in DRY_RUNS:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / 'plan.json'
             asked = [f'--json={file}', f'--costs={costs}', *[f'--pays={pays}'] * bool(pays)]
-            call(['train', *words, '--dry_run', *asked], Path(folder) / 'said.txt')
-            PLANS[key] = json.loads(file.read_text())
-    return PLANS[key]
+            try:
+                call(['train', *words, '--dry_run', *asked], Path(folder) / 'said.txt')
+            except Refused as error:        # the file with more words will be gone
+                raise Refused(str(error).partition(' (status ')[0]) from None
+            DRY_RUNS[key] = json.loads(file.read_text())
+    return DRY_RUNS[key]
 
 
 def runs_of(options, seed):
@@ -149,11 +152,11 @@ def add_partners(options, runs):
     Returns {arm: the arms it is compared with}."""
     first, *others = runs.values()
     compared = {run.name: [first.name] for run in others}
-    own = plan_of(first.all_words())['flops']
+    own = dry_run_of(first.all_words())['flops']
     for run in others:
-        flops = plan_of(run.all_words())['flops']
+        flops = dry_run_of(run.all_words())['flops']
         if abs(flops - own) > 0.02 * own:
-            steps = f' --steps={plan_of(first.all_words(), flops)["steps"]}'
+            steps = f' --steps={dry_run_of(first.all_words(), flops)["steps"]}'
             partner, line = (re.sub(r' --steps=\S+', '', text) + steps
                              for text in (first.name, options.arms[first.name]))
             require(options.arms.setdefault(partner, line) == line,
@@ -164,9 +167,10 @@ def add_partners(options, runs):
     return compared
 
 
-def make(run, first_seed):
+def make(run, first_run):
     """Train a run with train.py, which continues a stopped run and refuses other settings, unless
-    the run is complete and has the settings of its arm. `first_seed` is the arm's first Run."""
+    the run is complete and has the settings of its arm. `first_run` is the arm's Run of the first
+    seed."""
     file = run.folder / 'ckpt.pt'
     for parent in run.parents if file.exists() else ():
         is_old = file.stat().st_mtime < (parent.folder / 'ckpt.pt').stat().st_mtime
@@ -174,12 +178,12 @@ def make(run, first_seed):
                 'now: remove this folder, or choose another --out')
     # The settings of an arm are asked for its first seed. The others differ in the folders of their
     # parents, and with --flops in their steps, because r is drawn.
-    state, settings = read_run(run.folder), dict(plan_of(first_seed.words, costs=False)['config'])
+    state, settings = read_run(run.folder), dict(dry_run_of(first_run.words, costs=False)['config'])
     for name in ('init_from', 'branch_from'):
-        for first, own in zip(first_seed.parents, run.parents):
+        for first, own in zip(first_run.parents, run.parents):
             if settings[name]:
                 settings[name] = settings[name].replace(str(first.folder), str(own.folder))
-    but = {'seed'} | ({'steps', 'warmup_steps', 'decay_steps'} if run.flops else set())
+    but = {'seed'} | ({'steps', 'warmup_steps', 'decay_steps'} if run.equals else set())
     is_complete = state.get('step') == (state.get('config') or {}).get('steps', math.nan)
     if not is_complete or differences(settings, state['config'], but=FREE | but):
         call(['train', *run.all_words(), f'--out_dir={run.folder}'], Path(f'{run.folder}.txt'))
@@ -237,34 +241,34 @@ def score(options, runs, own_file):
     call([*configs, *own_file, 'evaluate', *(str(run.folder) for run in runs), *asked,
           *[f'--also={also}'] * bool(also), f'--out={out}'], out.with_suffix('.txt'))
     rows = read_rows(out)
-    seeds = {run.folder.name: run for run in runs}
-    return [row | dict(group=name, seed=seeds[row['run']].seed) for row in rows]
+    seed_of = {run.folder.name: run.seed for run in runs}
+    return [row | dict(group=name, seed=seed_of[row['run']]) for row in rows]
 
 
 def compared_with(options, runs):
     "Return {arm: the arms it is compared with}: from `against`, or the first and its equals."
     names = [*runs]
-    of = {name: [names[0], *(other for other in names if runs[name] in runs[other].flops)]
-          for name in names[1:]} | options.against
-    for name in (*options.ways, *of, *(other for others in of.values() for other in others)):
+    compared = {name: [names[0], *(other for other in names if runs[name] in runs[other].equals)]
+                for name in names[1:]} | options.against
+    for name in (*options.ways, *compared, *sum(map(list, compared.values()), [])):
         check_choice('the arm', name, names)
-    return of
+    return compared
 
 
-def report(options, of, rows, asked):
+def report(options, compared, rows, scored):
     "Print the tables, and draw what the runs were validated on while they trained."
     measures = list(dict.fromkeys(row['measure'] for row in rows))
     for name in options.show:
         check_choice('the measure', name, measures)
     usual = ['loss', 'text', *[row['measure'] for row in rows if row['kind'] == 'share'][-1:]]
     shown = [name for name in options.show or usual if name in measures]
-    print_differences(rows, of, shown or measures[:1])
-    logs = {name: [log_of(run.folder) for run in asked if run.name == name]
-            for name in dict.fromkeys(run.name for run in asked)}
+    print_differences(rows, compared, shown or measures[:1])
+    logs = {name: [log_of(run.folder) for run in scored if run.name == name]
+            for name in dict.fromkeys(run.name for run in scored)}
     kinds = ['loss', *[kind for kind in kinds_of(logs) if kind != 'text'][-1:]]
     costs = ['flops', *['tokens'] * all(row['tokens'] >= 0 for row in rows)]     # (no nan)
     show(options.out / 'compare.png', draw_runs, logs, kinds, costs)
-    books = {read_run(run.folder).get('book') for run in asked}
+    books = {read_run(run.folder).get('book') for run in scored}
     if len(books) > 1:
         print('These runs were trained by several versions of model.py, training/ and so on. To '
               'compare like with like, choose another --out.')
@@ -272,7 +276,7 @@ def report(options, of, rows, asked):
 
 def main(argv=None):
     options = read_options(sys.argv[1:] if argv is None else argv)
-    PLANS.clear()
+    DRY_RUNS.clear()
     seeds = seeds_of(str(options.seeds))
     options.more += ''.join(f' --{name}={value}' for name in ('device', 'dtype')
                             if (value := getattr(options, name)) != 'auto')
@@ -282,25 +286,25 @@ def main(argv=None):
     runs = runs_of(options, seeds[0])
     # what can be known before the first run is refused here
     questions_in(replace(options, measures=tuple({*options.measures} - {'metric'})))
-    of = (add_partners if len(options.lines) > 1 else compared_with)(options, runs)
+    compared = (add_partners if len(options.lines) > 1 else compared_with)(options, runs)
     by_seed = [runs_of(options, seed) for seed in seeds]
     for name, run in by_seed[0].items():
         ways_of(replace(options, also='; '.join(options.ways.get(name, ()))))
         if run.waits():
-            plan_of(run.words, costs=False)
+            dry_run_of(run.words, costs=False)
         else:
-            plan_of(run.all_words())
+            dry_run_of(run.all_words())
     failed, made = {}, {}
     for run in tqdm([run for runs in by_seed for run in runs.values()], 'runs', unit='run'):
         try:
-            for other in run.parents + run.flops:
+            for other in run.parents + run.equals:
                 require(other not in failed, f'{other.name}, which it needs, is not there')
             make(run, by_seed[0][run.name])
             made.setdefault(run.name, []).append(run)
         except Refused as why:
             failed[run] = f'{run.name}, seed {run.seed}, is in no mean: {why}'
             say(failed[run])
-    rows, asked = [], []
+    rows, scored = [], []
     for name, runs in tqdm(made.items(), 'arms', unit='arm'):
         try:
             # all arms answer the rows of the first one
@@ -309,14 +313,14 @@ def main(argv=None):
             if options.batches is None:
                 options.batches = first['eval_batches']
             rows += score(options, runs, own_file)
-            asked += runs
+            scored += runs
             write_csv(rows, options.out / 'rows.csv')
         except Refused as why:
             for run in runs:
                 failed[run] = f'{name}, seed {run.seed}, is in no mean: {why}'
             say(failed[runs[0]])
     if rows:
-        report(options, of, rows, asked)
+        report(options, compared, rows, scored)
     if failed:
         print(*failed.values(), sep='\n')
         sys.exit(1)
