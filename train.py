@@ -271,9 +271,9 @@ def report(run):
     saving = ''
     if run.c.grow and not run.c.init_from:      # compared with all layers from the first step on
         of_decay = run.c.decay_steps / run.c.steps
-        plain, last = (run.model.flops_per_token(order, run.c.context)
+        plain, at_the_end = (run.model.flops_per_token(order, run.c.context)
                        for order in ([*range(len(run.model.layers))], run.model.order))
-        full = run.past.tokens * ((1 - of_decay) * plain + of_decay * last)
+        full = run.past.tokens * ((1 - of_decay) * plain + of_decay * at_the_end)
         saving = f', {1 - flops / full:.1%} less than at full depth from the start'
     if run.machine.rank == 0:
         with contextlib.suppress(ImportError):      # without matplotlib there is no picture
@@ -282,6 +282,7 @@ def report(run):
         say(f'The validation loss is {last["val_loss"]:.4f}, with a standard error of '
             f'{last["val_error"]:.4f}: it was measured on {last["val_rows"]:,} of '
             f'{run.data["val"].n_rows:,} rows.')
+    # probe.py does not know a user's own Spans, and a Window runs a depth several times
     more = '' if spans_in(run.model.order) else f' Next: python probe.py {out}'
     say(f'{flops:.3e} training FLOPs{saving}. Everything is in {out}.{more}')
 
@@ -293,16 +294,15 @@ def begin(typed, machine, open_parent):
     require(not typed.wandb or importlib.util.find_spec('wandb'),
             '--wandb needs pip install wandb')
     data = open_data(typed)
-    first = start(typed, data, open_parent, machine.size)
-    c, model, past = first.c, first.model, first.past
+    beginning = start(typed, data, open_parent, machine.size)
+    c, model, past = beginning.c, beginning.model, beginning.past
     steps = gathered(machine, [past.step])
     require((steps == past.step).all(), 'the processes do not begin at the same step: is out_dir '
             'on a disk that all of them see?')
-    is_resumed = first.origin == c.out_dir
     model.to(machine.device, torch.float32)
     optimizers = make_optimizers(model, c)
-    n_new = load_states(optimizers, model, first.states)
-    if not is_resumed:
+    n_new = load_states(optimizers, model, beginning.states)
+    if not beginning.is_resumed:
         check_flops(model, c, machine, data['data'].batch(0))
     bar = tqdm(total=c.steps, initial=past.step,
                disable=machine.rank > 0 or not sys.stderr.isatty())
@@ -310,12 +310,12 @@ def begin(typed, machine, open_parent):
     run = Run(c, machine, data, changes(c), model, optimizers, ddp, past, bar)
     # now, so that a bad metric fails before a folder is made
     measured = measure(run, c.metric) if c.metric or past.step == 0 else {}
-    run.log = open_folder(first, data['data'].datasets)
+    run.log = open_folder(beginning, data['data'].datasets)
     if c.wandb and machine.rank == 0:
         import wandb
         run.online = wandb.init(project='nanodepth', name=Path(c.out_dir).name, config=past.config)
-    greet(run, typed, first, n_new)
-    if not is_resumed:
+    greet(run, typed, beginning, n_new)
+    if not beginning.is_resumed:
         save_run(run)
         if has_own_parts(model, c) and machine.rank == 0:
             try_to_open(c.out_dir)
@@ -324,7 +324,7 @@ def begin(typed, machine, open_parent):
     return run
 
 
-def greet(run, typed, first, n_new):
+def greet(run, typed, beginning, n_new):
     "Say what is about to happen, and what was decided."
     c, past, data = run.c, run.past, run.data['data']
     passes = data.passes(c.steps - (c.decay_steps if c.cooldown_data else 0))
@@ -335,15 +335,15 @@ def greet(run, typed, first, n_new):
         f'{past.step:,} to {c.steps:,}; the data is read {passes:.2f} times')
     say(f'functions of the config: {", ".join(functions) or "none"}; from the model: '
         f'{", ".join(from_model) or "none"}')
-    if first.origin and first.origin != c.out_dir:
+    if beginning.origin and not beginning.is_resumed:
         # the model decides its shape, whatever was typed
         shape = vars(run.model.config).keys() - {'context'}
-        differ = differences(first.trunk, past.config, {'out_dir', *MADE_THE_MODEL, *shape})
+        differ = differences(beginning.trunk, past.config, {'out_dir', *MADE_THE_MODEL, *shape})
         of_rows = 'batch_size', 'context', 'data'
-        if any(first.trunk[name] != past.config[name] for name in of_rows):
+        if any(beginning.trunk[name] != past.config[name] for name in of_rows):
             differ += ' (rows are numbered as if all steps before had read such batches)'
         anew = f'; {n_new} parameters begin with new optimizer states' if n_new else ''
-        say(f'a branch of {first.origin} after step {past.step:,}, with '
+        say(f'a branch of {beginning.origin} after step {past.step:,}, with '
             f'{differ or "its settings"}{anew}')
 
 

@@ -93,10 +93,10 @@ def as_written(c):
         elif callable(value):
             require(inspect.isfunction(value), f'{name}={value}: write a def, which has lines')
             config[name] = source_of(value)
-    kinds = [type(span) for span in spans_in(c.order or ())] + [c.core] * bool(c.core)
-    for kind in (parent for kind in kinds for parent in kind.__mro__):
-        if issubclass(kind, Span) and kind not in (Span, Core, Window):
-            config[f'class {kind.__name__}'] = source_of(kind)
+    for kind in [c.core or Core, *map(type, spans_in(c.order or ()))]:
+        for parent in kind.__mro__:
+            if issubclass(parent, Span) and parent not in (Span, Core, Window):
+                config[f'class {parent.__name__}'] = source_of(parent)
     return json.loads(json.dumps(config, default=str))  # as in run.json: tuples become lists
 
 
@@ -205,13 +205,13 @@ def whole(path):
     os.replace(new, path)
 
 
-def open_folder(start, datasets):
+def open_folder(beginning, datasets):
     """Open a run's folder, new or as it is. It gets run.json, the tokenizer's files, and the log,
     which begins with the lines of the past. Returns the log, open for more."""
     rank, _ = process()
     if rank > 0:
         return open(os.devnull, 'w')
-    out, past = Path(start.c.out_dir), start.past
+    out, past = Path(beginning.c.out_dir), beginning.past
     out.mkdir(parents=True, exist_ok=True)
     for path in out.glob('.*.unfinished'):      # a process that was killed leaves it
         if time.time() - path.stat().st_mtime > DAY:        # another process may still write it
@@ -222,10 +222,10 @@ def open_folder(start, datasets):
             tokenizer=about['tokenizer'], fingerprint=about['fingerprint'], config=past.config,
             torch=torch.__version__, book=past.book,
             data=[dataset.about['origin'] for dataset in datasets]), indent=1))
-    is_resumed = (out / 'ckpt.pt').exists()
-    if not is_resumed and not (start.copy_tokenizer and start.copy_tokenizer(out)):
-        copy_tokenizer_files((start.origin, past.config['init_from'], datasets[0].folder), out)
-    lines = read_log(ckpt_of(start.origin).with_name('log.jsonl')) if past.step else []
+    copy = beginning.copy_tokenizer
+    if not beginning.is_resumed and not (copy and copy(out)):
+        copy_tokenizer_files((beginning.origin, past.config['init_from'], datasets[0].folder), out)
+    lines = read_log(ckpt_of(beginning.origin).with_name('log.jsonl')) if past.step else []
     with whole(out / 'log.jsonl') as new:
         new.write_text(''.join(json.dumps(line) + '\n' for line in lines
                                if line['step'] <= past.step))

@@ -146,7 +146,7 @@ class Loader:
         kinds = [kind for dataset in self.datasets for kind in dataset.about['kinds']]
         self.kinds = [*dict.fromkeys(kinds)]    # of answers, numbered through all datasets from 1
         self.new_marks = [self.marks_of(dataset) for dataset in self.datasets]
-        self.order = functools.lru_cache(1 + len(parts))(self.order)
+        self.windows_of_epoch = functools.lru_cache(1 + len(parts))(self.windows_of_epoch)
 
     @functools.cached_property
     def n_rows(self):
@@ -158,7 +158,8 @@ class Loader:
         return -(-self.n_rows // self.batch_size)
 
     def marks_of(self, dataset):
-        "Return our mark for each of the 256 marks that a dataset's files may have."
+        """Return our mark for each of the 256 marks in a dataset's files. Two datasets may give one
+        kind of answer different numbers, and self.kinds numbers all kinds."""
         numbers = np.zeros(BEGINS, np.uint8)
         for i, kind in enumerate(dataset.about['kinds'], 1):
             numbers[i] = 1 + self.kinds.index(kind)
@@ -166,14 +167,14 @@ class Loader:
         return np.concatenate((numbers, first_tokens))
 
     def place(self, row):
-        """Return the Place of a row. Say it is the 866th row of a dataset with 500 windows: then it
-        is in that dataset's epoch 1, at index 366."""
+        """Return the Place of a row. Say that 866 rows before it read the same dataset, which has
+        500 windows: then the row is in that dataset's epoch 1, at index 366."""
         period, i = divmod(row, PERIOD)
         d = self.dataset_of_row[i]
         number = period * self.quota[d] + self.same_before[i]
         return Place(d, *divmod(number, self.datasets[d].n_windows))
 
-    def order(self, d, epoch):
+    def windows_of_epoch(self, d, epoch):
         "Return dataset d's windows as an epoch reads them. (10^8 windows take 400 MB, and time.)"
         windows = np.arange(self.datasets[d].n_windows, dtype=np.uint32)
         draws(seed_for(self.seed, f'epoch of dataset {d}', epoch)).shuffle(windows)
@@ -189,7 +190,7 @@ class Loader:
         read = np.zeros((3, max(0, end - first), self.context + 1), np.int64)
         for i, row in enumerate(range(first, end)):
             d, epoch, index = self.place(row)
-            tokens, mask, marks = self.datasets[d].window(self.order(d, epoch)[index])
+            tokens, mask, marks = self.datasets[d].window(self.windows_of_epoch(d, epoch)[index])
             read[0, i], read[1, i], read[2, i] = tokens, mask, self.new_marks[d][marks]
         tokens, mask, marks = torch.from_numpy(read)
         targets = tokens[:, 1:].where(mask[:, 1:] > 0, -1)

@@ -20,7 +20,9 @@ from training.checkpoint import as_written, book_hash, load, same_source, writte
 from training.plan import (FREE, NEEDED_BY, Config, changes, first_n_layer, model_config, plan,
                            seed_for)
 
-MADE_THE_MODEL = 'init_from', 'cut', 'branch_from'      # what a resume need not repeat
+# Where the model came from. If one of these is set, the model decides its own shape. A resume need
+# not repeat them, because the checkpoint has the model.
+MADE_THE_MODEL = 'init_from', 'cut', 'branch_from'
 
 
 @dataclass
@@ -43,6 +45,7 @@ class Beginning(NamedTuple):
     model: LM
     past: Past
     states: dict                # what the optimizers remember (states_of in optimizers.py)
+    is_resumed: bool
     origin: str | None          # the run that it continues: itself, or the trunk
     trunk: dict                 # the settings of that run
     copy_tokenizer: Callable | None     # nanodepth's, for the tokenizer of a published model
@@ -71,13 +74,13 @@ def start(typed, data, open_parent, size):
     refuse_what_does_not_fit(c, model, size)
     refuse_another_tokenizer(data, past.data, model.config.vocab_size)
     if not origin:
-        order_of_new(c, model)
+        set_order_of_new(c, model)
     elif not is_resumed:
-        order_of_branch(c, model, past)
+        set_order_of_branch(c, model, past)
     if core := core_of(model):
         core.r, core.backprop_depth, core.recompute = c.recurrence, c.backprop_depth, c.recompute
     now = replace(past, config=as_written(typed), data=read_now, book=book_hash())
-    return Beginning(c, model, now, states, origin, past.config, copy_tokenizer)
+    return Beginning(c, model, now, states, is_resumed, origin, past.config, copy_tokenizer)
 
 
 def continued(origin):
@@ -132,7 +135,7 @@ def decided(c, model, past):
     return replace(c, **{name: getattr(model.config, name) for name in names})
 
 
-def order_of_new(c, model):
+def set_order_of_new(c, model):
     "Give the model of a new run the order that its settings say."
     plain = [*range(len(model.layers))]
     require(not c.grow or model.order == plain, 'a looped model does not grow')
@@ -143,7 +146,7 @@ def order_of_new(c, model):
             f'the order {model.order} runs only some of n_layer={len(plain)} new layers')
 
 
-def order_of_branch(c, model, past):
+def set_order_of_branch(c, model, past):
     """Refuse a trunk that has not as many layers as the branch's own settings would have by now,
     and give the trunk's model the loop or order that these settings would have."""
     n_layer, order = past.first_n_layer if c.grow else c.n_layer, None
@@ -155,7 +158,7 @@ def order_of_branch(c, model, past):
                 order = change.order
     require(n_layer == len(model.layers), f'after step {past.step} these settings need '
             f'n_layer={n_layer}, and the model has {len(model.layers)} layers')
-    if order is None:
+    if order is None:       # then it is the plain one, or that of a model which these did not make
         is_known = c.init_from or core_of(model) or model.order == [*range(n_layer)]
         require(is_known, f'{c.branch_from} runs the order {unrolled(model.order)}: give its loop '
                 'or order')
@@ -163,11 +166,11 @@ def order_of_branch(c, model, past):
         model.order = order
 
 
-def differences(config, other, but=()):
-    "Return in which settings, as files keep them, a run differs from another one, in words."
-    names = [name for name in sorted(config.keys() | other.keys())
-             if name not in but and not same_source(config.get(name), other.get(name))]
-    return '; '.join(f'{name}={other.get(name)!r:.40} and not {config.get(name)!r:.40}'
+def differences(wanted, has, but=()):
+    "Return which settings a run has, as files keep them, and not those that are wanted, in words."
+    names = [name for name in sorted(wanted.keys() | has.keys())
+             if name not in but and not same_source(wanted.get(name), has.get(name))]
+    return '; '.join(f'{name}={has.get(name)!r:.40} and not {wanted.get(name)!r:.40}'
                      for name in names)
 
 

@@ -28,8 +28,9 @@ from nanodepth.training.loader import Loader, make_toy_data
 from nanodepth.training.machine import PEAKS, leave_processes
 from nanodepth.training.plan import (NEEDED_BY, Config, changes, first_n_layer, model_config, plan,
                                      training_flops)
-from nanodepth.training.start import (Past, continued, decided, order_of_branch, order_of_new,
-                                      refuse_another_beginning, refuse_what_does_not_fit)
+from nanodepth.training.start import (Past, continued, decided, refuse_another_beginning,
+                                      refuse_what_does_not_fit, set_order_of_branch,
+                                      set_order_of_new)
 
 OUT_OF_MEMORY = 'the GPU has too little memory: a higher --grad_accum makes smaller pieces'
 
@@ -109,9 +110,9 @@ def begun(config):
     config = decided(config, model, past)
     refuse_what_does_not_fit(config, model, 1)
     if config.branch_from:
-        order_of_branch(config, model, past)
+        set_order_of_branch(config, model, past)
     else:
-        order_of_new(config, model)
+        set_order_of_new(config, model)
     require(config.context <= model.config.context,
             f'{config.context} tokens are more than the context of {model.config.context}')
     return config, model, past.step
