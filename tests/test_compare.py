@@ -17,13 +17,12 @@ import threading
 import pytest
 from helpers import ROOT, state_of, stop_at, table_of
 
-from docs.results.tables import read_rows
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import compare
-from nanodepth.commands.train import costs, planned, steps_for
+from nanodepth.commands.train import costs, paid_by, planned
 from nanodepth.common.errors import Refused
 from nanodepth.common.options import read
-from nanodepth.report.tables import where
+from nanodepth.report.tables import read_rows, where
 from nanodepth.training.plan import Config
 
 pytestmark = pytest.mark.usefixtures('undrawn', 'backward')
@@ -101,8 +100,8 @@ def test_steps_for_which_flops_pay(tmp_path):
     "To less than a step, also where a model grows or a part of the cost is fixed."
     for line, flops in (('config/baseline.py', 2e12), ('config/lidas.py', 2.3e12),
                         (f'{BASE} --cooldown_loop=4x4 --decay_steps=20', 9e12)):
-        steps = steps_for(flops, line.split())
-        _, own = costs([*line.split(), f'--steps={steps}'])
+        steps = paid_by(flops, line.split()).steps
+        _, own = costs(read(Config, [*line.split(), f'--steps={steps}']))
         assert abs(own - flops) < own / steps
     of = runs(tmp_path, grown='config/lidas.py', less='config/baseline.py --flops=grown')
     config = read(Config, of['less'].all_words())       # what is a share there is one here

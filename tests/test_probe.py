@@ -8,13 +8,13 @@ import pytest
 import torch
 from helpers import restored, save_run
 
-from docs.results.tables import read_rows
 from nanodepth import probe
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import probe as page
 from nanodepth.grow import lidas, untie
 from nanodepth.probe import block_similarity, depth_score, future_effects, residual_norms
 from nanodepth.model import Pass, Refused, Span
+from nanodepth.report.tables import read_rows
 from nanodepth.retrofit import core_of, surgery
 from nanodepth.wrapper import wrapped
 from nanodepth.training.loader import Loader

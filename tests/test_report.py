@@ -8,7 +8,6 @@ import sys
 
 import pytest
 from helpers import SMALL, refused, save_run, table_of
-from docs.results.tables import read_rows
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common.errors import Refused
@@ -16,6 +15,7 @@ from nanodepth.models.checkpoint import load_model
 from nanodepth.report import contrasts, logs, plot, tables
 from nanodepth.report.logs import log_of
 from nanodepth.report.contrasts import interval, p_of, p_value, verdict
+from nanodepth.report.tables import read_rows
 from nanodepth.train import train
 from nanodepth.training.plan import Config
 

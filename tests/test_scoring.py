@@ -12,7 +12,6 @@ import runpy
 import sys
 from types import SimpleNamespace
 
-from docs.results.tables import read_rows
 import numpy as np
 import pytest
 import torch
@@ -28,7 +27,7 @@ from nanodepth import wrapped
 from nanodepth.model import LM, ModelConfig, Span
 from nanodepth.models import checkpoint
 from nanodepth.models.hf import answer_of
-from nanodepth.report.tables import print_differences, where
+from nanodepth.report.tables import print_differences, read_rows, where
 from nanodepth.retrofit import core_of, surgery
 from nanodepth.scoring import harness, likelihoods, rows as scoring
 from nanodepth.scoring.data import parse_tasks

@@ -6,8 +6,9 @@ from statistics import mean
 import matplotlib
 import matplotlib.pyplot as plt
 
-from docs.results.tables import HERE, read_rows
+from docs.results.tables import HERE
 from nanodepth.report.contrasts import interval
+from nanodepth.report.tables import read_rows
 
 matplotlib.use('Agg')
 WAYS = {'recurrent': ('cool-down with a core', '0.2'),

@@ -4,25 +4,16 @@ tables.md has each table, with a hole for each number of ours. {depth: text of l
 the mean over seeds of the rows of depth.csv that begin so, and with `minus baseline / ordinary` a
 difference, seed by seed. ± is half of a 95% interval by Student's t.
 """
-import csv
 import re
 from pathlib import Path
 from statistics import mean
 
 from nanodepth.report.contrasts import interval, p_of
+from nanodepth.report.tables import value_of, read_rows
 
 HERE = Path(__file__).resolve().parent
 PAGES = [HERE.parents[1] / 'README.md', *sorted(HERE.parent.glob('*.md'))]
 TABLE = re.compile(r'<!-- table (.+?) -->.*?<!-- end -->', re.S)
-
-
-def number(text):
-    return float(text) if re.fullmatch(r'-?\d*\.?\d+(e[+-]?\d+)?|-?inf|nan', text) else text
-
-
-def read_rows(path):
-    with open(path, newline='', encoding='utf-8') as file:
-        return [{name: number(text) for name, text in row.items()} for row in csv.DictReader(file)]
 
 
 def fill(hole):
@@ -30,7 +21,7 @@ def fill(hole):
     rows, columns, measure = read_rows(HERE / f'{name}.csv'), [], ''
     for sign, term in zip((1, -1), asked.split(' minus ')):
         named, _, side = term.rpartition(' of ')
-        measure, side = named or measure, [number(word) for word in side.split(' / ')]
+        measure, side = named or measure, [value_of(word) for word in side.split(' / ')]
         keys = [key for key in rows[0] if key != 'seed'][:len(side)]
         its = [row for row in rows if [row[key] for key in keys] == side and row[measure] != '']
         columns.append({row['seed']: sign * row[measure] for row in its})

@@ -76,7 +76,7 @@ def read_options(argv):
 
 
 def seeds_of(text):
-    "'3' is 0, 1, 2, and '4-7' is 4, 5, 6, 7."
+    "Return the seeds that a text names: '3' is 0, 1, 2, and '4-7' is 4, 5, 6, 7."
     match = re.fullmatch(r'(?:(\d{1,4})-)?(\d{1,4})', text)
     seeds = match and range(int(match[1] or 0), int(match[2]) + bool(match[1]))
     require(seeds, f'--seeds={text} must be how many, such as 3, or which, such as 4-7')
@@ -127,7 +127,7 @@ def dry_run_of(words, pays=None, costs=True):
 
 
 def runs_of(options, seed):
-    "{name: its Run} of all arms with a seed. A line may name the arms above it."
+    "Return {name: its Run} of all arms with a seed. A line may name the arms above it."
     runs = {}
     for name, line in options.arms.items():
         with refusing(ValueError, why=lambda error: f'{line}: {error}'):
@@ -149,7 +149,7 @@ def runs_of(options, seed):
 
 def add_partners(options, runs):
     """Make the first arm again with the FLOPs of each other arm, if these differ by more than 2%.
-    Returns {arm: the arms it is compared with}."""
+    Return {arm: the arms it is compared with}."""
     first, *others = runs.values()
     compared = {run.name: [first.name] for run in others}
     own = dry_run_of(first.all_words())['flops']

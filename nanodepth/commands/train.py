@@ -56,9 +56,8 @@ def main(argv):
         own = [word for word in argv
                if not word.startswith(('--dry_run', '--json=', '--costs=', '--pays='))]
         if options.pays:
-            own.append(f'--steps={steps_for(options.pays, own)}')
-        config = read(Config, own)
-        flops = costs(own)[1] if options.costs else None
+            config = paid_by(options.pays, own)
+        flops = costs(config)[1] if options.costs else None
         write_json(options.json, dict(steps=config.steps, flops=flops, config=as_written(config)))
         return
     if options.dry_run:
@@ -159,27 +158,28 @@ def planned(config):
     return flops * config.batch_size * config.context
 
 
-def costs(words):
-    """(the training FLOPs of a line's step, on average; all, with those of what it begins from, but
-    for a published model's)."""
-    config = read(Config, words)
+def costs(config):
+    """Return the training FLOPs of a step, on average, and those of the whole run with those of
+    what it begins from. What a published model has cost is not known, and counts as 0."""
     rows, before = stretches(config), config.branch_from or config.init_from
     flops = sum(row.flops for row in rows) * config.batch_size * config.context
     spent = spent_on(state_of(before)) if before else 0
     return flops / sum(row.steps for row in rows), flops + spent
 
 
-def steps_for(flops, words):
-    "The --steps for which so many training FLOPs pay."
-    steps = read(Config, words).steps
+def paid_by(flops, words):
+    "Return the config of a line, with as many steps as so many training FLOPs pay for."
+    config = read(Config, words)
     for _ in range(20):
-        of_step, total = costs([*words, f'--steps={steps}'])
+        of_step, total = costs(config)
         more = round((flops - total) / of_step)
-        steps += more
-        require(steps > 0, f'{flops:.2e} FLOPs pay for less than a step of {shlex.join(words)}')
         if not more:
             break
-    return steps
+        steps = config.steps + more
+        require(steps > 0, f'{flops:.2e} FLOPs pay for less than a step of {shlex.join(words)}')
+        # read anew, because a warmup may be a share of the steps
+        config = read(Config, [*words, f'--steps={steps}'])
+    return config
 
 
 def show(config):

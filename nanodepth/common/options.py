@@ -15,8 +15,6 @@ def read(cls, argv=None, words=(), files=None):
     `words` names, of which a list takes all that are left; without `words` it is configs. files: a
     set that gets the files of these, and those beside them that they import."""
     argv = sys.argv[1:] if argv is None else argv
-    if {'-h', '--help'} & {*argv}:
-        settings.print_help(cls)
     left, values = list(words), {}
 
     def plain_word(word, kinds):

@@ -208,9 +208,12 @@ def refuse_others(path):
                     'no rows of ours: choose another --out')
 
 
+def value_of(text):
+    "Return the number that a text is, or the text."
+    return float(text) if re.fullmatch(r'-?\d*\.?\d+(e[+-]?\d+)?|-?inf|nan', text) else text
+
+
 def read_rows(path):
     "Return the rows of a CSV file, in which whatever reads as a number is one."
-    def value(text):
-        return float(text) if re.fullmatch(r'-?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan', text) else text
     with open(path, newline='', encoding='utf-8') as file:
-        return [{name: value(text) for name, text in row.items()} for row in csv.DictReader(file)]
+        return [{key: value_of(text) for key, text in row.items()} for row in csv.DictReader(file)]

@@ -43,7 +43,7 @@ class Ways:
 def ways_of(options):
     "Return the ways that the options name: {}, which is the model as it is, and each combination."
     ways = [{}]
-    for line in filter(str.strip, ('', *options.also.split(';'))):
+    for line in filter(str.strip, options.also.split(';')):
         ways += ways_of(read(Ways, shlex.split(line)))
     given = {each.name: getattr(options, each.name) for each in fields(Ways) if each.name != 'also'}
     given = {name: values for name, values in given.items() if values}
@@ -52,7 +52,7 @@ def ways_of(options):
 
 
 def one_way(options):
-    "The one way that the options name: {} if none."
+    "Return the one way that the options name: {} if none."
     ways = ways_of(options)
     require(len(ways) <= 2, f'{len(ways) - 1} ways: this takes one way of running the model')
     return ways[-1]
