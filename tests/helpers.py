@@ -20,6 +20,7 @@ from nanodepth import train
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import train as train_command
 from nanodepth.model import Span
+from nanodepth.report.tables import PLAIN, Row
 from nanodepth.scoring.rows import measured
 from nanodepth.scoring.way import in_way
 from nanodepth.text.tokens import write_dataset
@@ -201,12 +202,27 @@ def refused(capsys, name, *argv):
 
 
 def table_of(said, measure):
-    "The cells of a table's lines, by its heads."
-    table = next(table for table in re.findall(r'(?:^\|.*\n)+', said, flags=re.M)
-                 if f' {measure} ' in table.partition('\n')[0])
-    heads, _, *lines = [[cell.strip() for cell in line.strip('|').split('|')]
-                        for line in table.splitlines()]
-    return [dict(zip(heads, line)) for line in lines]
+    """Return the lines of a printed table that are about a measure, as {heading: cell}. A cell that
+    repeats the line above is empty, and is filled in here."""
+    lines = []
+    for table in re.findall(r'(?:^\|.*\n)+', said, flags=re.M):
+        heads, _, *rest = [[cell.strip() for cell in line.strip('|\n').split('|')]
+                           for line in table.splitlines()]
+        above = rest[0]
+        for cells in rest:
+            given = next(i for i, cell in enumerate(cells) if cell)
+            above = above[:given] + cells[given:]
+            lines.append(dict(zip(heads, above)))
+    return [line for line in lines if line['measure'].partition(',')[0] == measure]
+
+
+def row_of(**values):
+    "Return a Row of a model's loss."
+    row = dict(run='a-0', group='a', seed=0, steps=9, layers=4, params=7, inference_flops=1.0,
+               dtype='float32', training_flops=1.0, tokens=1.0, way=PLAIN, measure='loss',
+               kind='nats', mean=1.0, error=None, n=None, chance=None, change=0.0,
+               change_error=None, p=None, data='x')
+    return Row(**row | values)
 
 
 def logits(model, tokens):

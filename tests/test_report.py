@@ -4,10 +4,11 @@ Promised: sampling is seeded and loops; a run and several have a picture; the ta
 errors over the seeds; paired tests against every sign tried one by one.
 """
 import json
+import math
 import sys
 
 import pytest
-from helpers import SMALL, refused, save_run, table_of
+from helpers import SMALL, refused, row_of, save_run, table_of
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common.errors import Refused
@@ -97,30 +98,31 @@ def test_curves_are_means_over_seeds():
 def test_rows_of_others_are_not_written_over(tmp_path):
     path = tmp_path / 'e.csv'
     path.write_text('name,grade\nAda,1\n')
-    with pytest.raises(Refused, match='no rows of ours: choose another --out'):
+    with pytest.raises(Refused, match='not hold rows of nanodepth: choose'):
         tables.write_csv([dict(run='a', mean=1.0)], path)
     assert path.read_text() == 'name,grade\nAda,1\n'
 
 
-def test_table_has_the_error_of_answers_or_of_seeds(capsys):
-    row = dict(way='as it is', measure='x', kind='share', error=0.1, n=9, chance=0.25, change=0.0,
-               change_error=0.0, p=None, layers=4, params=7, training_flops=1.0, data='d')
-    tables.print_tables([row | dict(run=f'{group}-{seed}', group=group, seed=seed, mean=mean)
-                         for group, seed, mean in (('a', 0, 0.5), ('b', 0, 0.25), ('b', 1, 0.75))])
-    assert table_of(capsys.readouterr().out, 'x, % of 9 (chance 25%)') == [
-        {'model': model, 'x, % of 9 (chance 25%)': f'50.0 ({error})'}       # and no more columns
-        for model, error in (('a', '10.0'), ('b', '25.0'))]
+def test_table_has_the_error_of_answers_or_the_interval_of_seeds(capsys):
+    "Columns whose cells are equal are left out."
+    tables.print_table([row_of(run=f'{group}-{seed}', group=group, seed=seed, mean=mean,
+                               kind='share', error=0.1, n=9, chance=0.25, measure='x')
+                        for group, seed, mean in (('a', 0, 0.5), ('b', 0, 0.25), ('b', 1, 0.75))])
+    head = dict(measure='x, % of 9 (chance 25%)')
+    assert table_of(capsys.readouterr().out, 'x') == [
+        head | dict(model='a', seeds='1', score='50.0 (10.0)'),
+        head | dict(model='b', seeds='2', score='50.0 ± 317.7')]      # 12.706 x 0.25
 
 
-def test_number_that_a_seed_lacks_has_no_mean():
-    "One seed's answers were no numbers: it has no error, and no interval."
-    rows = [dict(run=f'a-{seed}', group='a', mean=1.0 + seed) for seed in (0, 1)]
-    rows[0] |= dict(error=0.5, low=0.25)
-    rows[1] |= dict(error=None)
-    for its in (rows, rows[::-1]):
-        [row] = tables.over_seeds(its, [], ['mean'])
-        assert (row['mean'], row['error'], row['seeds']) == (1.5, its[0]['error'], 2)
-        assert row['mean se'] == pytest.approx(0.5)         # sd of 1 and 2 is 2^-0.5
+def test_scores_that_are_no_numbers_are_left_out_and_named(capsys):
+    rows = [row_of(run=f'{group}-{seed}', group=group, seed=seed, mean=mean)
+            for group, seed, mean in (
+                ('a', 0, 1.0), ('a', 1, 2.0), ('b', 0, math.nan), ('b', 1, 2.0))]
+    tables.print_table(rows, dict(b=['a']))
+    said = capsys.readouterr().out
+    [a, b] = table_of(said, 'loss')
+    assert (a['seeds'], b['seeds'], b['verdict']) == ('2', '1', 'equal')
+    assert 'left out: loss of b.' in said and 'nan' not in said
 
 
 def test_paired_tests_by_hand():
@@ -134,7 +136,9 @@ def test_paired_tests_by_hand():
         low, high = stats.t.interval(0.95, len(changes) - 1, 0, stats.sem(changes))
         assert interval(changes) == pytest.approx(high, rel=1e-6)
     assert (interval([0.1, 0.1]), p_of([0.1, 0.1])) == (None, None)     # equal: nothing is known
-    assert verdict([-0.1, -0.11, -0.12]) == 'lower' and verdict([0.1]) == 'not resolved (1 seed)'
+    for change, p, word in ((-0.1, 0.049, 'lower'), (0.1, 0.049, 'higher'),
+                            (0.1, 0.05, 'not resolved'), (1, None, 'not resolved')):
+        assert verdict(change, p) == word
 
 
 def test_without_scipy_there_is_no_p_and_a_line_says_so(monkeypatch, capsys):

@@ -10,13 +10,14 @@ import math
 import re
 import runpy
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from helpers import (asked_of, byte_level_bpe, logits, refused, ROOT, save_run, state_of, table_of,
-                     write_noise)
+from helpers import (asked_of, byte_level_bpe, logits, refused, ROOT, row_of, save_run, state_of,
+                     table_of, write_noise)
 from families import tiny as family
 
 from nanodepth.__main__ import main as nanodepth
@@ -27,7 +28,7 @@ from nanodepth import wrapped
 from nanodepth.model import LM, ModelConfig, Span
 from nanodepth.models import checkpoint
 from nanodepth.models.hf import answer_of
-from nanodepth.report.tables import print_differences, read_rows, where
+from nanodepth.report.tables import Row, print_table, read_rows, where
 from nanodepth.retrofit import core_of, surgery
 from nanodepth.scoring import harness, likelihoods, rows as scoring
 from nanodepth.scoring.data import parse_tasks
@@ -114,12 +115,13 @@ def swept(setting, *argv):
 
 
 def ranked_by(*rows):
-    return sweep.ranked_by([dict(zip(('measure', 'kind', 'data'), row)) for row in rows])
+    return sweep.ranked_by([row_of(measure=measure, kind=kind, data=data)
+                            for measure, kind, data in rows])
 
 
 def judged(answers, changes, offset):
     "The answers in a half of a row."
-    return [row['n'] for row in sweep.half([dict(answers=answers, changes=changes)], offset)]
+    return [row.n for row in sweep.half([row_of(answers=answers, changes=changes)], offset)]
 
 
 def f1(said, *right):
@@ -329,7 +331,7 @@ def test_evaluate_says_the_same_of_a_run_and_its_export(run, tmp_path, local, mo
     ways_in_csv, write_csv = [], evaluate.write_csv
 
     def note_and_write(rows, out):
-        ways_in_csv.append(len({row['way'] for row in rows}))
+        ways_in_csv.append(len({row.way for row in rows}))
         return write_csv(rows, out)
     monkeypatch.setattr(evaluate, 'write_csv', note_and_write)
     rows = {(row['run'], row['way'], row['measure']): row for row in written(
@@ -387,17 +389,16 @@ def test_evaluate_measures_no_data_that_changed_or_left(tmp_path, tiny, data, ca
 
 
 def test_differences_pair_rows_of_one_dtype_and_data(capsys):
-    row = dict(way='as it is', measure='loss', kind='nats', mean=1.0, training_flops=1.0, data='x')
-    rows = [row | dict(run=f'{name}-{seed}', group=name, seed=seed, dtype=dtype, mean=mean + seed)
+    rows = [row_of(run=f'{name}-{seed}', group=name, seed=seed, dtype=dtype, mean=mean + seed)
             for seed in (0, 1) for name, dtype, mean in (
                 ('a', 'float32', 1.0), ('b', 'bfloat16', 2.0), ('c', 'float32', 3.0 + seed / 9))]
-    rows += [row | dict(run=f'd-{row["seed"]}', group='d', data='y') for row in rows if
-             row['group'] == 'a']
-    print_differences(rows, dict(b=['a'], c=['a'], d=['a']))
-    of = {row['model']: row for row in table_of(capsys.readouterr().out, 'loss')}
+    rows += [replace(row, run=f'd-{row.seed}', group='d', data='y') for row in rows
+             if row.group == 'a']
+    print_table(rows, dict(b=['a'], c=['a'], d=['a']))
+    line_of = {line['model']: line for line in table_of(capsys.readouterr().out, 'loss')}
     for group in ('b', 'd'):
-        assert of[group]['so many seeds say'] == 'no seed with equal data and dtype'
-    assert of['c']['difference'].startswith('+2.056')
+        assert line_of[group]['difference'] == 'no seed with equal data and dtype'
+    assert line_of['c']['difference'].startswith('+2.056')
 
 
 @pytest.mark.parametrize('words, drawn_at', [
@@ -453,7 +454,7 @@ def test_perplexity_has_a_change_without_an_error(run, data, monkeypatch):
     monkeypatch.setitem(MEASURES, 'mine', lambda *_: dict(ppl=next(answers)))
     subject = Subject(run[0], Asked(measures=('mine',), data=str(data), device='cpu'))
     _, [row] = scoring.ask(subject, [{}, dict(loop='1-1x2-1')])
-    assert (row['measure'], row['change'], row['change_error'], row['p']) == ('ppl', -2, None, None)
+    assert (row.measure, row.change, row.change_error, row.p) == ('ppl', -2, None, None)
 
 
 def test_sweep_screens_by_half_and_judges_by_half(tmp_path, tiny, data, capsys):
@@ -484,7 +485,7 @@ def test_sweep_judges_what_gained_most_and_no_nan(tmp_path, tiny, monkeypatch, c
     run = save_run(tmp_path / 'run', tiny(vocab_size=257, context=96))
     written('sweep', tmp_path / 's.csv', run, '--blocks=1', '--tasks=toy_copy', '--best=2')
     said = capsys.readouterr().out
-    judged = table_of(said.partition('judged by')[2], 'toy_copy, % of 4')
+    judged = table_of(said.partition('judged with')[2], 'toy_copy')
     assert [row['way'] for row in judged] == ['as it is', '--loop=2-1x2-1', '--loop=3-1x2']
     assert '3 ways, 2 with a gain in toy_copy' in said
 

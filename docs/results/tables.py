@@ -23,7 +23,8 @@ def fill(hole):
         named, _, side = term.rpartition(' of ')
         measure, side = named or measure, [value_of(word) for word in side.split(' / ')]
         keys = [key for key in rows[0] if key != 'seed'][:len(side)]
-        its = [row for row in rows if [row[key] for key in keys] == side and row[measure] != '']
+        its = [row for row in rows
+               if [row[key] for key in keys] == side and row[measure] is not None]
         columns.append({row['seed']: sign * row[measure] for row in its})
         assert 0 < len(its) == len(columns[-1]), f'{term}: {len(its)} rows'
     scale, digits = dict(right=(100, 1), followed=(1, 0)).get(measure.split()[-1], (1, 3))

@@ -29,7 +29,7 @@ from nanodepth.common.options import config_file, read
 from nanodepth.model import require
 from nanodepth.report.logs import kinds_of, log_of
 from nanodepth.report.plot import draw_runs, show
-from nanodepth.report.tables import print_differences, read_rows, write_csv
+from nanodepth.report.tables import Row, print_table, read_rows, write_csv
 from nanodepth.scoring.rows import Asked, questions_in
 from nanodepth.scoring.way import Ways, ways_of
 from nanodepth.training.plan import FREE, Config
@@ -240,9 +240,8 @@ def score(options, runs, own_file):
     configs = [word for word in runs[0].words if word.endswith('.py') and word[0] != '-']
     call([*configs, *own_file, 'evaluate', *(str(run.folder) for run in runs), *asked,
           *[f'--also={also}'] * bool(also), f'--out={out}'], out.with_suffix('.txt'))
-    rows = read_rows(out)
     seed_of = {run.folder.name: run.seed for run in runs}
-    return [row | dict(group=name, seed=seed_of[row['run']]) for row in rows]
+    return [Row(**row | dict(group=name, seed=seed_of[row['run']])) for row in read_rows(out)]
 
 
 def compared_with(options, runs):
@@ -257,16 +256,16 @@ def compared_with(options, runs):
 
 def report(options, compared, rows, scored):
     "Print the tables, and draw what the runs were validated on while they trained."
-    measures = list(dict.fromkeys(row['measure'] for row in rows))
+    measures = list(dict.fromkeys(row.measure for row in rows))
     for name in options.show:
         check_choice('the measure', name, measures)
-    usual = ['loss', 'text', *[row['measure'] for row in rows if row['kind'] == 'share'][-1:]]
+    usual = ['loss', 'text', *[row.measure for row in rows if row.kind == 'share'][-1:]]
     shown = [name for name in options.show or usual if name in measures]
-    print_differences(rows, compared, shown or measures[:1])
+    print_table(rows, compared, shown or measures[:1])
     logs = {name: [log_of(run.folder) for run in scored if run.name == name]
             for name in dict.fromkeys(run.name for run in scored)}
     kinds = ['loss', *[kind for kind in kinds_of(logs) if kind != 'text'][-1:]]
-    costs = ['flops', *['tokens'] * all(row['tokens'] >= 0 for row in rows)]     # (no nan)
+    costs = ['flops', *['tokens'] * all(row.tokens >= 0 for row in rows)]     # (no nan)
     show(options.out / 'compare.png', draw_runs, logs, kinds, costs)
     books = {read_run(run.folder).get('book') for run in scored}
     if len(books) > 1:
@@ -281,7 +280,7 @@ def main(argv=None):
     options.more += ''.join(f' --{name}={value}' for name in ('device', 'dtype')
                             if (value := getattr(options, name)) != 'auto')
     own_file = options.lines if len(options.lines) == 1 else []
-    if options.metric:
+    if options.metric and 'metric' not in options.measures:
         options.measures += ('metric',)
     runs = runs_of(options, seeds[0])
     # what can be known before the first run is refused here

@@ -16,7 +16,7 @@ from nanodepth.common.options import read
 from nanodepth.model import require, spans_in
 from nanodepth.models.checkpoint import named_models
 from nanodepth.report.plot import draw_curves, show
-from nanodepth.report.tables import UNITS, names_of, print_differences, print_tables, write_csv
+from nanodepth.report.tables import UNITS, names_of, print_table, write_csv
 from nanodepth.retrofit import core_of
 from nanodepth.scoring.data import described
 from nanodepth.scoring.rows import Asked, Subject, ask
@@ -33,20 +33,22 @@ class Options(Ways, Asked):
 
 
 def draw(rows, x, out):
-    "Curves over x: one of a way's settings, or the examples before a question."
+    "Draw curves over x: a setting of a way, or the number of examples before a question."
     points, values = [], {}
     for row in rows:
-        settings, measure, unit = dict(row['settings']), row['measure'], UNITS[row['kind']]
+        settings, measure, unit = dict(row.settings), row.measure, UNITS[row.kind]
         at = settings.pop(x, None)
-        if x == 'shots':            # (the loss has none)
-            if not (match := re.fullmatch(r'(.*), (\d+) shots(.*)', measure)):
+        if x == 'shots':
+            match = re.fullmatch(r'(.*), (\d+) shots(.*)', measure)
+            if not match:           # the loss has no shots
                 continue
             measure, at = match[1] + match[3], match[2]
-        measure += f' ({unit.word})' * bool(unit.word)
-        name = row['group'] + f' {in_words(settings)}' * bool(settings)
+        if unit.word:
+            measure += f' ({unit.word})'
+        name = f'{row.group} {in_words(settings)}' if settings else row.group
         values[measure] = None
-        points.append({'run': row['run'], 'group': name, 'x': None if at is None else float(at),
-                       measure: unit.factor * row['mean']})
+        points.append({'run': row.run, 'group': name, 'x': None if at is None else float(at),
+                       measure: unit.factor * row.mean})
     show(out, draw_curves, points, 'x', None, [*values], '', x)
 
 
@@ -73,17 +75,12 @@ def main(argv=None):
         has_span = spans_in(getattr(subject.model, 'order', ()))
         plain_only = len(paths) > 1 and (options.r and not core_of(subject.model)
                                          or options.span and not has_span)
-        columns = names_of(name) | dict(steps=subject.state.get('step'))
-        for of_way in ask(subject, ways[:1] if plain_only else ways, **columns):
+        for of_way in ask(subject, ways[:1] if plain_only else ways, **names_of(name)):
             rows += of_way
             write_csv(rows, out)        # what was measured is not lost if the next way is stopped
-    require(not options.r or any('r' in row['settings'] for row in rows),
+    require(not options.r or any('r' in row.settings for row in rows),
             '--r: none of these models has a recurrent core')
-    print_tables(rows)
-    if options.against:
-        print()
-        print_differences(rows, {group: options.against for group in groups
-                                 if group not in options.against})
+    print_table(rows, {group: options.against for group in groups if group not in options.against})
     print(f'numbers: {write_csv(rows, out)}')
     if options.x:
         draw(rows, options.x, out)

@@ -4,6 +4,7 @@ ways are every block of the model, run several times. ("Training-Free Looped Tra
 P; its G.5 and J.1 have windows that win a screen and lose on held-out data.)
     nanodepth sweep out/baseline --window=all4 --K=2,3      # every window of four layers
 """
+import math
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 from nanodepth.common.options import read
 from nanodepth.model import require
 from nanodepth.report.contrasts import error_of, mean, p_value
-from nanodepth.report.tables import PLAIN, UNITS, print_tables, where, write_csv
+from nanodepth.report.tables import PLAIN, UNITS, print_table, write_csv
 from nanodepth.retrofit import core_of
 from nanodepth.scoring.rows import Asked, Subject, ask
 from nanodepth.scoring.way import Ways, ways_of
@@ -51,49 +52,55 @@ def many_ways(options, model):
 
 
 def half(rows, offset):
-    "The same rows, each by every other answer, from the first or the second on."
+    "Return the rows, each with every other answer, from the first or from the second one on."
     halves = []
     for row in rows:
-        answers, changes = row['answers'][offset::2], row['changes'][offset::2]
+        answers, changes = row.answers[offset::2], row.changes[offset::2]
         if answers and changes:             # a perplexity has none
-            halves.append(row | dict(
-                part=('screen', 'judge')[offset], mean=mean(answers), error=error_of(answers),
-                n=len(answers), change=mean(changes), change_error=error_of(changes),
-                p=p_value(changes)))
+            halves.append(replace(
+                row, mean=mean(answers), error=error_of(answers), n=len(answers),
+                change=mean(changes), change_error=error_of(changes), p=p_value(changes)))
     return halves
 
 
 def ranked_by(rows):
-    """The measures that choose: of each task the first that is a share of right answers; without
-    tasks the loss. (The paper found that held-out loss and accuracy go against each other.)"""
+    """Return the measures that choose: for each task its first share of right answers, or without
+    tasks the loss. (In the paper, held-out loss and accuracy disagree.)"""
     shares = {}
     for row in rows:
-        if not row['data'] and row['kind'] == 'share':
-            shares.setdefault(re.split('(?<!,) ', row['measure'])[0], row['measure'])
+        if not row.data and row.kind == 'share':
+            shares.setdefault(re.split('(?<!,) ', row.measure)[0], row.measure)
     return [*shares.values()] or ['loss']
+
+
+def gains_of(rows, ranked):
+    "Return {way: its mean gain in the measures that choose}."
+    gains = {}
+    for row in rows:
+        if row.measure in ranked and row.way != PLAIN and not math.isnan(row.change):
+            sign = -1 if UNITS[row.kind].less_is_better else 1
+            gains.setdefault(row.way, []).append(sign * row.change)
+    return {way: mean(each) for way, each in gains.items() if len(each) == len(ranked)}
 
 
 def main(argv=None):
     options = read(Options, argv, ['model'])
-    name, rows, gains = Path(options.model).absolute().name, [], {}
+    name, screen, judge = Path(options.model).absolute().name, [], []
     out = options.out or Path('out/sweeps') / f'{name}.csv'
     subject = Subject(options.model, options)
     for of_way in ask(subject, many_ways(options, subject.model), run=name, group=name):
-        rows += half(of_way, 0) + half(of_way, 1)
-        write_csv(rows, out)
-    screen, judge = (where(rows, part=part) for part in ('screen', 'judge'))
+        screen += half(of_way, 0)
+        judge += half(of_way, 1)
+        write_csv([vars(row) | dict(part=part) for part, rows in
+                   dict(screen=screen, judge=judge).items() for row in rows], out)
     ranked = ranked_by(screen)
-    for row in screen:
-        if row['measure'] in ranked and row['way'] != PLAIN and row['change'] == row['change']:
-            sign = -1 if UNITS[row['kind']].less_is_better else 1       # (no nan)
-            gains.setdefault(row['way'], []).append(sign * row['change'])
-    gains = {way: mean(each) for way, each in gains.items() if len(each) == len(ranked)}
-    judges = {row['measure'] for row in judge}
-    require(gains and judges >= {*ranked}, 'too few answers to choose by some and judge by others')
+    gains = gains_of(screen, ranked)
+    require(gains and {row.measure for row in judge} >= {*ranked},
+            'too few answers to choose with some and to judge with others')
     best = sorted(gains, key=gains.get, reverse=True)[:options.best]
     print(f'{name}: {len(gains)} ways, {sum(v > 0 for v in gains.values())} with a gain in '
           f'{" and ".join(ranked)}')
-    for part, of_part in (('chosen by one', screen), ('judged by the other', judge)):
-        print(f'\n{part} half of the answers:')
-        print_tables([row for row in of_part if row['way'] in (PLAIN, *best)])
+    for title, rows in (('chosen with one', screen), ('judged with the other', judge)):
+        print(f'\n{title} half of the answers:')
+        print_table([row for row in rows if row.way in (PLAIN, *best)])
     print(f'numbers: {out}')

@@ -1,7 +1,7 @@
 """How certain is a mean or a difference? Two models of one seed saw the same data in the same
 order, and two ways of running answer the same questions. So differences are taken pair by pair, and
 are one sample, which is more certain than two means.
-Usage: verdict([-0.01, -0.04, -0.02])           # 'lower', 'higher' or 'not resolved'
+Usage: p_of([-0.01, -0.04, -0.02])      # of differences, seed by seed
 """
 import functools
 import math
@@ -52,12 +52,11 @@ def p_of(values):
     return 2 * float(students_t().sf(abs(mean(values) / error_of(values)), len(values) - 1))
 
 
-def verdict(differences):
+def verdict(change, p):
     "Return 'lower' or 'higher' if p is below 0.05, and 'not resolved' otherwise."
-    p, n = p_of(differences), len(differences)
-    if p is not None and p < ALPHA:
-        return 'lower' if mean(differences) < 0 else 'higher'
-    return f'not resolved ({n} seed{"s" * (n != 1)})'
+    if p is None or p >= ALPHA:
+        return 'not resolved'
+    return 'lower' if change < 0 else 'higher'
 
 
 def p_value(changes):

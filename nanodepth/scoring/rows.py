@@ -6,6 +6,7 @@ Usage: subject = Subject('out/lidas', Asked(tasks='toy_assign/3'))
 """
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -16,7 +17,7 @@ from nanodepth.model import require
 from nanodepth.models.checkpoint import open_any, pick_device
 from nanodepth.models.hf import answer_of
 from nanodepth.report.contrasts import error_of, mean, p_value
-from nanodepth.report.tables import Score
+from nanodepth.report.tables import Row, Score, names_of
 from nanodepth.scoring.data import described, is_there, open_data, parse_tasks, questions_of
 from nanodepth.scoring.likelihoods import log_likelihoods, losses_of
 from nanodepth.scoring.way import facts, in_way, in_words
@@ -157,30 +158,31 @@ def measured(subject, way):
     return found
 
 
-def ask(subject, ways, **columns):
-    "For each way its rows, a dict for each Score. The other ways are compared with the first."
-    for way in ways:            # what this model cannot do is refused before an hour is spent
+def ask(subject, ways, **names):
+    """Yield the Rows of each way. Changes are from the first way, which is the model as it is.
+    `names` are a Row's run, group and seed, if these do not follow from the subject's path."""
+    for way in ways:            # refuse a way that this model does not have before hours of work
         with in_way(subject.model, way):
             pass
-    first, val = {}, subject.val
-    columns = dict(seed=(subject.state.get('config') or {}).get('seed', 0)) | columns
+    plain, val = {}, subject.val
+    names = names or names_of(Path(subject.path).absolute().name)
+    names = dict(seed=(subject.state.get('config') or {}).get('seed', 0)) | names
     for way in tqdm(ways, str(subject.path), unit='way', leave=False, disable=len(ways) == 1):
         with in_way(subject.model, way):
             found = measured(subject, way)
-            row = val and len(val.starts) + val.context
-            about = facts(subject.state, subject.model, way, row)
+            about = facts(subject.state, subject.model, way, val and len(val.starts) + val.context)
+        plain = plain or found
         rows = []
         for name, (score, data) in found.items():
-            if way is ways[0]:
-                first[name] = score
-            before = first.get(name, Score(score.kind, math.nan, None, []))
+            before = plain[name][0] if name in plain else Score(score.kind, math.nan, None, [])
             change = score.mean - before.mean
             changes = [b - a for a, b in zip(before.answers, score.answers)]
-            if abs(mean(changes) - change) > 1e-9:      # no mean over documents: a perplexity
+            if abs(mean(changes) - change) > 1e-9:      # a perplexity is not a mean over documents
                 changes = []
-            rows.append(columns | about | dict(
-                way=in_words(way), measure=name, kind=score.kind, mean=score.mean,
-                error=score.error, n=len(score.answers) or None, chance=score.chance,
+            rows.append(Row(
+                **names, steps=subject.state.get('step'), **about, way=in_words(way), measure=name,
+                kind=score.kind, mean=score.mean, error=score.error,
+                n=len(score.answers) or None, chance=score.chance,
                 change=change, change_error=error_of(changes), p=p_value(changes), data=data,
                 settings=way, answers=score.answers, changes=changes))
         yield rows

@@ -3,6 +3,7 @@ some number of times, a window in the wrapper. {} is the model as it is.
 Usage: with in_way(model, dict(window='mid4', K=2)): model(tokens)        # ours, or transformers'
 """
 import contextlib
+import copy
 import inspect
 import itertools
 import math
@@ -133,7 +134,7 @@ def as_argument(kind, name, text):
 
 
 def layers_run(order):
-    "How many layers run for each token. (Scoring fills no cache.)"
+    "Return how many layers run for each token. (Scoring fills no cache.)"
     layers = 0
     for item in order:
         if not isinstance(item, Span):
@@ -145,25 +146,30 @@ def layers_run(order):
     return layers
 
 
-def facts(state, model, way, row=None):
-    """What a model is as it runs now, in a way, and what it cost. A forward pass, of a row of so
-    many tokens (None: as many as it reads), costs a third of a training step."""
-    flops = math.nan
+def inference_flops(model, context=None):
+    """Return the FLOPs of a forward pass for each token, in rows of `context` tokens. They are a
+    third of the FLOPs of a training step in which all runs of a core get gradients."""
+    order = copy.deepcopy(model.order)
+    for span in spans_in(order):
+        if isinstance(span, Core):
+            span.backprop_depth = span.r
+    return model.flops_per_token(order, context) // 3
+
+
+def facts(state, model, way, context=None):
+    """Return the columns of a Row that tell what runs and what it costs. `context` is the length of
+    the rows (None: the longest that the model reads)."""
     if is_ours(model):
-        order, core = model.order, core_of(model) or Core([])   # all its runs count alike
-        own, core.backprop_depth = core.backprop_depth, core.r
-        flops = model.flops_per_token(context=row) // 3
-        core.backprop_depth = own
+        order, flops = model.order, inference_flops(model, context)
     else:
-        order = [*range(len(layers_of(model)))]
+        order, flops = [*range(len(layers_of(model)))], math.nan
         if of_window(way):
             a, b = pick_window(way.get('window'), len(order))
-            own = {name: way[name] for name in ('solver', 'K') if name in way}
-            order[a:b + 1] = [Window(order[a:b + 1], **own)]
+            solver = {name: way[name] for name in ('solver', 'K') if name in way}
+            order[a:b + 1] = [Window(order[a:b + 1], **solver)]
+    begins_from_another = (state.get('config') or {}).get('init_from')
     return dict(
-        layers=layers_run(order),
-        params=sum(p.numel() for p in model.parameters()), inference_flops=flops,
-        dtype=str(next(model.parameters()).dtype)[6:],
-        training_flops=cost_of(state),          # of what a run begins from, tokens are not kept
-        tokens=math.nan if (state.get('config') or {}).get('init_from')
-        else state.get('tokens', math.nan))
+        layers=layers_run(order), params=sum(p.numel() for p in model.parameters()),
+        inference_flops=flops, dtype=str(next(model.parameters()).dtype)[6:],
+        training_flops=cost_of(state),      # it counts what a run begins from, and tokens do not
+        tokens=math.nan if begins_from_another else state.get('tokens', math.nan))
