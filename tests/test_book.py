@@ -130,7 +130,8 @@ def test_every_command_reads_its_options_so(capsys):
     options = read(Options, ['a', '--K=2,3', 'b', '--out', 'x.png', 'c'], ['run', 'others'])
     assert options == Options('a', ['b', 'c'], (2, 3), Path('x.png'))
     assert read(Options, ['a', '--K=2', '--x=T'], ['run']) == Options('a', [], (2,), None, 'T')
-    for argv, message in (([], "'run' .--help says more"), (['a', 'b'], 'b is one word too many'),
+    for argv, message in (([], "'run' .--help lists the options"),
+                          (['a', 'b'], 'b is one word too many'),
                           (['a', '--K=2,x'], 'K=2,x must be')):
         with pytest.raises(Refused, match=message):
             read(Options, argv, ['run'])
@@ -150,15 +151,14 @@ def test_a_config_finds_its_neighbours_and_the_book(tmp_path, monkeypatch):
     (tmp_path / 'own/loop.py').write_text('raise SystemExit("somebody else\'s")\n')
     (tmp_path / 'helper.py').write_text('size = 9\n')      # another one, which stands first
     monkeypatch.syspath_prepend(tmp_path)
-    config, files = tmp_path / 'own/c.py', set()
+    config = tmp_path / 'own/c.py'
     config.write_text('from parent import *\nimport helper\n'
                       'from loop import repeat_block\n'
                       'from training.plan import Config\n_half = 20\nn_layer = helper.size\n'
                       'def init(new, old):\n    pass\ndef another():\n    pass\n'
                       'def _optimiser():\n    pass\n')
     path = sys.path[:]
-    c = read(Config, ['own/c.py', '--decay_steps=0'], files=files)
-    assert {file.name for file in files} == {'c.py', 'parent.py', 'helper.py'}
+    c = read(Config, ['own/c.py', '--decay_steps=0'])
     assert (c.steps, c.n_layer, c.init.__globals__['Config']) == (7, 3, Config)
     assert c.init.__globals__['repeat_block'] is sys.modules['nanodepth.loop'].repeat_block
     assert sys.modules['loop'] is os and sys.path == path and 'helper' not in sys.modules

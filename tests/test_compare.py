@@ -49,7 +49,7 @@ def call(data, tmp_path, monkeypatch, capsys):
         if code == 128 + signal.SIGTERM:
             raise SystemExit(code)
         raise Refused(said.read_text().splitlines()[-1])
-    monkeypatch.setattr(compare, 'call', in_this_process)
+    monkeypatch.setattr(compare, 'run_command', in_this_process)
 
     def call(*words, more=SMALL):
         call.runs = []
@@ -85,7 +85,7 @@ def test_line_names_the_arms_above_it(tmp_path):
 @pytest.mark.parametrize('lines, said', [
     (dict(a=BASE, b='aa --lr=1'), 'there is no config aa'),
     (dict(a=BASE, b='c.py --init_from={aa}'), "b: no arm 'aa' is above it; did you mean 'a'?"),
-    ({'a b': BASE, 'a_b': BASE}, 'two arms have '),
+    ({'a b': BASE, 'a_b': BASE}, 'two arms would have the folder '),
     (dict(a='config/baseline.py --n_embd=16 --head_dim=4 --steps=1', b=f'{BASE} --flops=a'),
      'FLOPs pay for less than a step of'),
     (dict(a=BASE, b='config/retrofit.py --init_from={a} --recurence=2'), 'recurence is no setting'),
@@ -260,8 +260,9 @@ def test_failed_run_is_named_and_the_tables_stand(call, tmp_path, capsys):
     with pytest.raises(SystemExit, match='1'):
         call(file, '--seeds=1')
     said = capsys.readouterr().out
-    for name, why in (('a', '.*step .* was not taken: loss'), ('on', 'a, which it needs, is not'),
-                      ('less', 'a, which it needs, is not'), ('bad', '.*4-4-4'),
+    for name, why in (('a', '.*step .* was not taken: loss'),
+                      ('on', 'a, which it needs, is missing'),
+                      ('less', 'a, which it needs, is missing'), ('bad', '.*4-4-4'),
                       ('short', '.*--r=2: this model has no recurrent core')):
         assert re.search(f'{name}, seed 0, is in no mean: {why}', said), name
     assert len(table_of(said, 'loss')) == 1
@@ -284,7 +285,7 @@ def test_sigterm_ends_the_run_in_hand_which_saves_first(data, tmp_path, monkeypa
     settings = [*BASE.split(), *SMALL.split(), '--steps=9000', f'--data={data}', '--device=cpu']
     try:
         with pytest.raises(SystemExit, match='143'):
-            compare.call(['train', *settings, f'--out_dir={run}'], said)
+            compare.run_command(['train', *settings, f'--out_dir={run}'], said)
     finally:
         ended.set()
     assert 0 < state_of(run)['step'] < 9000

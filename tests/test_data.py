@@ -29,8 +29,8 @@ from nanodepth.commands.train import open_parent
 from nanodepth.common.errors import Refused
 from nanodepth.models.checkpoint import load_model, state_of
 from nanodepth.models.hf import save_hf
-from nanodepth.scoring.data import Beginning, open_data, starts_of
-from nanodepth.scoring.rows import Asked, Subject
+from nanodepth.scoring.data import PrefixedLoader, open_data, starts_of
+from nanodepth.scoring.rows import ScoreOptions, Subject
 from nanodepth.text import tokens as tokens_file
 from nanodepth.text.primitives import TASKS, TOY_TASKS, Example, few_shot
 from nanodepth.text.tokenizer import encode_as_array, get_tokenizer
@@ -127,7 +127,7 @@ def test_loader_by_slow_form(tmp_path, monkeypatch, folders, starts):
         return [torch.cat(part).tolist() for part in zip(*parts)]
 
     for batch_size, size in ((1, 1), (12, 1), (12, 3), (999, 3)):
-        train, val = (Beginning(paths, batch_size, 7, split, 5) for split in ('train', 'val'))
+        train, val = (PrefixedLoader(paths, batch_size, 7, split, 5) for split in ('train', 'val'))
         train.starts = val.starts = starts
         assert val.n_rows == once
         assert read(val, once) == [[*part] for part in zip(*val_rows[:once])]
@@ -510,7 +510,7 @@ def test_starts_are_those_a_checkpoint_was_trained_with(gemma, tiny, tmp_path):
     shutil.copytree(gemma[0], theirs)
     for path in theirs.glob('*token*.json'):
         path.write_text(path.read_text().replace('<|endoftext|>', '<bos>'))
-    asked = Asked(data=str(tmp_path / 'noise'), batches=2, device='cpu')
+    asked = ScoreOptions(data=str(tmp_path / 'noise'), batches=2, device='cpu')
     subject, losses = Subject(theirs, asked), []
     plain = Loader(tmp_path / 'noise', 4, 511, 'val')
     for tokens, targets, _ in map(plain.batch, range(2)):

@@ -9,7 +9,7 @@ from helpers import ROOT, save_run
 
 from nanodepth.models import checkpoint
 from nanodepth.models.hf import save_hf
-from nanodepth.scoring.rows import Asked, Subject
+from nanodepth.scoring.rows import ScoreOptions, Subject
 
 pytest.importorskip('lm_eval')
 SAME = '\nA. a\nB. b\nC. c\nD. d\nE. a'         # E reads the same as A
@@ -74,6 +74,6 @@ def test_dtype_of_16_bits_is_kept_where_it_is_fast(fast, tiny, tmp_path, monkeyp
     for path, dtype, wanted in (('hf', 'auto', 'bfloat16' if fast else 'float32'),
                                 ('hf', 'float32', 'float32'), ('run', 'auto', 'float32'),
                                 ('run', 'bfloat16', 'bfloat16')):
-        asked = Asked(tasks='toy_copy', n=4, device='cpu', dtype=dtype)
+        asked = ScoreOptions(tasks='toy_copy', n=4, device='cpu', dtype=dtype)
         got = Subject(tmp_path / path, asked).model
         assert (got.embed.weight.dtype, got.cos.dtype) == (getattr(torch, wanted), torch.float32)

@@ -15,7 +15,7 @@ lm_eval = pytest.importorskip('lm_eval')
 COMPARE = ['compare', 'config/baseline.py', 'config/lidas.py', '--more=--data={data}',
            '--out={out}']
 REFUSALS = [
-    (['evaluate', '{run}'], 'does not say what it was trained on'),
+    (['evaluate', '{run}'], 'does not record what it was trained on'),
     (['evaluate', '{run}', '--data=nowhere'], 'data/text/prepare.py FILES --out=nowhere'),
     (['evaluate', 'nowhere', '--tasks=f1_triviaq'], "did you mean 'f1_triviaqa'?"),
     (['evaluate', 'nowhere', '--tasks=wrapped,knowledge'], 'is in two of wrapped, knowledge'),
@@ -32,8 +32,8 @@ REFUSALS = [
     (['cut', '{run}', '--untie', '--dense'], 'or --untie alone'),
     (['evaluate', '{run}', '--tasks=toy_copy', '--against=other'], "--against='other' is not one"),
     (['evaluate', 'HuggingFaceTB/SmolLM-135M', '--tasks=toy_copy'], 'hub did not give it'),
-    ([*COMPARE, '--seed=3'], 'settings of a run: write them into an arm, in quotes'),
-    ([*COMPARE[:3], '--more=--seed 1'], 'which seeds are trained is --seeds'),
+    ([*COMPARE, '--seed=3'], 'a setting of a run belongs into an arm, in quotes'),
+    ([*COMPARE[:3], '--more=--seed 1'], 'compare has --seeds and --out'),
     ([*COMPARE[:3], '--more=--data={data},nowhere'], 'no data in nowhere'),
     ([*COMPARE[:2], *COMPARE[1:], '--seeds=1'], 'two arms have one name'),
     ([*COMPARE, 'other/baseline.py --steps=482'], 'baseline --steps=482 is other/baseline.py')]

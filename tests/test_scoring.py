@@ -33,8 +33,8 @@ from nanodepth.retrofit import core_of, surgery
 from nanodepth.scoring import harness, likelihoods, rows as scoring
 from nanodepth.scoring.data import parse_tasks
 from nanodepth.scoring.rows import (
-    Asked, MEASURES, Score, Subject, data_scores, of_questions, score_of)
-from nanodepth.scoring.way import facts, in_way, in_words, Ways, ways_of
+    ScoreOptions, MEASURES, Score, Subject, data_scores, question_scores, score_of)
+from nanodepth.scoring.way import cost_columns, in_way, in_words, Ways, ways_of
 from nanodepth.text.primitives import Example, few_shot
 from nanodepth.text.tokenizer import get_tokenizer, write_tokenizer
 from nanodepth.text.tokens import write_dataset
@@ -87,7 +87,7 @@ def test_way_runs_what_it_says_and_is_undone(tiny):
             (ours, dict(window='1-2', solver='naive', K=3), lambda: in_window(ours, (1, 2)), 8)):
         before = logits(model, TOKENS)
         with in_way(model, way):
-            inside, about = logits(model, TOKENS), facts({}, model, way)
+            inside, about = logits(model, TOKENS), cost_columns({}, model, way)
         assert torch.equal(inside, by_hand()), way
         assert torch.equal(logits(model, TOKENS), before), way
         assert about['layers'] == cost, way
@@ -96,8 +96,8 @@ def test_way_runs_what_it_says_and_is_undone(tiny):
     for model, loop in ((core, '2x2'), (theirs, '2-2x3-2')):
         with pytest.raises(Refused, match='only a model of ours'), in_way(model, dict(loop=loop)):
             pass
-    spent = facts(dict(flops=5, inherited_flops=7), ours, {})['training_flops']
-    assert spent == 12 and math.isnan(facts({}, ours, {})['training_flops'])
+    spent = cost_columns(dict(flops=5, inherited_flops=7), ours, {})['training_flops']
+    assert spent == 12 and math.isnan(cost_columns({}, ours, {})['training_flops'])
 
 
 FOUR_LAYERS = LM(ModelConfig(vocab_size=9, n_layer=4, n_embd=8, n_head=1))
@@ -219,7 +219,7 @@ def test_lm_eval_scores_are_those_of_its_own_model(asked, shots, run, local, res
                    if ',none' in key and 'stderr' not in key}
         said |= theirs['samples']
     for path in run[chat:]:
-        subject = Subject(path, Asked(device='cpu', measures=(), **asked))
+        subject = Subject(path, ScoreOptions(device='cpu', measures=(), **asked))
         found = asked_of(subject)
         assert {*found} - {*wanted} == ({'mean of two'} if asked['tasks'] == 'two' else set())
         for name, value in wanted.items():
@@ -248,7 +248,7 @@ def test_generated_answer_ends_at_any_end_and_has_no_marks(tiny, tmp_path):
     model.head.register_forward_hook(
         lambda module, x, y: torch.nn.functional.one_hot(torch.tensor([next(places)]), 270))
     asked = SimpleNamespace(max_length=None, chat=False)
-    ours = harness.Model(SimpleNamespace(model=model, answer=model, path=tmp_path, asked=asked))
+    ours = harness.Model(SimpleNamespace(model=model, answer=model, path=tmp_path, options=asked))
     question = SimpleNamespace(args=('x', dict(until=[], max_gen_toks=8)))
     assert ours.generate_until([question]) == ['ab']
 
@@ -263,10 +263,10 @@ def test_lm_eval_asks_the_model_as_it_runs(kind, way, tiny, tmp_path, local, res
         write_tokenizer('bytes', path, 96)
     else:
         save_run(path, surgery(tiny(vocab_size=257, context=96), '1-2-1'))
-    subject = Subject(path, Asked(max_length=40, **asked))
+    subject = Subject(path, ScoreOptions(max_length=40, **asked))
     harness.say_once.cache_clear()
     asked_of(subject, way)
-    assert 'more than 40 tokens are read from their end' in capsys.readouterr().err
+    assert 'longer than 40 tokens, only the end is read' in capsys.readouterr().err
     starts = subject.tokenizer.starts if kind == 'mistral' else [256]
     with in_way(subject.model, way):
         for sample in results[-1]['samples']['local_choice']:
@@ -275,7 +275,7 @@ def test_lm_eval_asks_the_model_as_it_runs(kind, way, tiny, tmp_path, local, res
                       for option in sample['doc']['options']]
             assert [value for [(value, _)] in sample['resps']] == pytest.approx(wanted, rel=1e-4)
     with pytest.raises(Refused, match='an answer has 15 tokens'):
-        asked_of(Subject(path, Asked(max_length=14, **asked)))
+        asked_of(Subject(path, ScoreOptions(max_length=14, **asked)))
 
 
 def test_gsm8k_in_its_authors_form(tmp_path):
@@ -315,7 +315,8 @@ def test_metrics_of_lm_eval_become_scores(monkeypatch, run):
         'group_subtasks': dict(both=['squad', 'drop'], shares=['drop', 'coqa'])})
     monkeypatch.setitem(harness.LISTS, 'l', [('drop', None, None), ('coqa', 0, 'f1')])
     monkeypatch.setitem(harness.LISTS, 'm', [('drop', None, None), ('squad', 0, 'f1')])
-    subject = Subject(run[0], Asked(measures=('log_prob',), tasks='toy_copy', n=2, device='cpu'))
+    subject = Subject(run[0], ScoreOptions(measures=('log_prob',), tasks='toy_copy', n=2,
+                                           device='cpu'))
     subject.theirs = [], None, ['l', 'm']
     scores = harness.lm_scores(subject)
     assert {name: score.kind for name, score in scores.items()} == {
@@ -351,10 +352,10 @@ def test_evaluate_says_the_same_of_a_run_and_its_export(run, tmp_path, local, mo
         if '--K=1' in way:              # one evaluation changes nothing
             assert row['change'] == 0 == (row['change_error'] or 0)
     model, examples = checkpoint.load_model(run[0]), few_shot('toy_assign', 20, shots=0, depth=1)
-    plain, _ = of_questions(model, BYTES, examples)
+    plain, _ = question_scores(model, BYTES, examples)
     way = dict(window='1-2', solver='naive', K=3)
     with in_way(model, way):
-        looped, _ = of_questions(model, BYTES, examples)
+        looped, _ = question_scores(model, BYTES, examples)
     changes = np.subtract(looped.answers, plain.answers)
     row = rows['ours', in_words(way), 'toy_assign/1']
     assert [row['mean'], row['change']] == [looped.mean, pytest.approx(changes.mean())]
@@ -368,7 +369,7 @@ def test_evaluate_gives_all_models_rows_of_one_size(run, tmp_path, tiny, data, c
     assert 'so that both answer the same' in refused(
         capsys, 'evaluate', tmp_path / 'a', tmp_path / 'b', '--batches=1', '--device=cpu',
         f'--out={tmp_path}/x.png')
-    asked = Asked(data=str(data), device='cpu')
+    asked = ScoreOptions(data=str(data), device='cpu')
     for path, size in ((tmp_path / 'a', 'of 16'), (run[1], 'of 96')):
         first = Subject(path, asked)
         for other in (tmp_path / 'b', run[1]):
@@ -452,8 +453,8 @@ def test_perplexity_has_a_change_without_an_error(run, data, monkeypatch):
     "It is no mean over its documents."
     answers = iter([Score('score', 9.0, None, [2.0, 4.0]), Score('score', 7.0, None, [1.0, 3.0])])
     monkeypatch.setitem(MEASURES, 'mine', lambda *_: dict(ppl=next(answers)))
-    subject = Subject(run[0], Asked(measures=('mine',), data=str(data), device='cpu'))
-    _, [row] = scoring.ask(subject, [{}, dict(loop='1-1x2-1')])
+    subject = Subject(run[0], ScoreOptions(measures=('mine',), data=str(data), device='cpu'))
+    _, [row] = scoring.score_ways(subject, [{}, dict(loop='1-1x2-1')])
     assert (row.measure, row.change, row.change_error, row.p) == ('ppl', -2, None, None)
 
 
@@ -463,7 +464,7 @@ def test_sweep_screens_by_half_and_judges_by_half(tmp_path, tiny, data, capsys):
                    '--K=2', '--batches=2', '--n=8', '--tasks=toy_assign/1')
     assert len({row['way'] for row in rows}) == 1 + 3 * 2
     model, val = checkpoint.load_model(run), Loader(data, 4, 16, 'val')
-    scores = data_scores(model, val, 2) | {'toy_assign/1': of_questions(
+    scores = data_scores(model, val, 2) | {'toy_assign/1': question_scores(
         model, BYTES, few_shot('toy_assign', 8, shots=0, depth=1, seed=0))[0]}
     assert {*scores} == {'loss', 'fifth', 'toy_assign/1'}
     row = where(rows, measure='loss', way='as it is')[0]        # FLOPs are those of rows of 16
@@ -479,7 +480,7 @@ def test_sweep_screens_by_half_and_judges_by_half(tmp_path, tiny, data, capsys):
 def test_sweep_judges_what_gained_most_and_no_nan(tmp_path, tiny, monkeypatch, capsys):
     answers = {'as it is': [1, 1, 0, 0] * 2, '--loop=1x2-3': [0] * 8, '--loop=3-1x2': [1] * 8,
                '--loop=1-1x2-2': [math.nan] * 8, '--loop=2-1x2-1': [1, 1, 1, 0] * 2}
-    monkeypatch.setattr(scoring, 'measured', lambda subject, way: dict(
+    monkeypatch.setattr(scoring, 'scores_in_way', lambda subject, way: dict(
         toy_copy=(score_of('share', answers[in_words(way)]), ''),
         beside=(Score('log_prob', 0.0, None, [0.0] * 8), '')))      # by which nothing is ranked
     run = save_run(tmp_path / 'run', tiny(vocab_size=257, context=96))
@@ -550,13 +551,13 @@ def test_question_has_one_score_whatever_is_beside_it(tiny, kind, way, monkeypat
         assert made and max(made) <= 6 * 257
         a, b = (value for value, _ in wanted[0])        # the same as text, with either one right
         examples = [Example('abcdefgh', ['ij', 'kl'], right) for right in (0, 1)]
-        share, log_prob = of_questions(answer, BYTES, examples)
+        share, log_prob = question_scores(answer, BYTES, examples)
         assert share == Score('share', 0.5, 0.5, [int(a > b), int(b > a)], 0.5)
         assert log_prob.answers == pytest.approx([a, b], abs=3e-5)
         assert log_prob[1:3] == pytest.approx([(a + b) / 2, abs(a - b) / 2], abs=3e-5)
     # one that is not known makes the whole unknown
     sometimes = lambda tokens: logits(answer, tokens) * (math.nan if ord('k') in tokens else 1)
-    share, _ = of_questions(sometimes, BYTES, [examples[0], Example('k', ['ij', 'kl'], 0)])
+    share, _ = question_scores(sometimes, BYTES, [examples[0], Example('k', ['ij', 'kl'], 0)])
     assert math.isnan(share.mean)
 
 

@@ -4,9 +4,9 @@ train.py, is trained and scored with each seed. Differences are taken seed by se
     nanodepth compare docs/results/compare_toy.py   # a file that defines `arms`: see docs/EXTEND.md
 
 Each run is trained by `nanodepth train LINE --out_dir=OUT/NAME-SEED`, and all seeds of an arm are
-scored by one `nanodepth evaluate`. Each of these is a process of its own, so no arm can change the
-numbers of another one. The same command continues where it was stopped. What the processes print is
-in OUT/NAME-SEED.txt and OUT/NAME.txt.
+scored by one `nanodepth evaluate`. Each of these commands runs in a separate process, so no arm can
+change the numbers of another one. The same command continues where it was stopped. The files
+OUT/NAME-SEED.txt and OUT/NAME.txt have what the processes print.
 """
 import json
 import math
@@ -30,14 +30,14 @@ from nanodepth.model import require
 from nanodepth.report.logs import kinds_of, log_of
 from nanodepth.report.plot import draw_runs, show
 from nanodepth.report.tables import Row, print_table, read_rows, write_csv
-from nanodepth.scoring.rows import Asked, questions_in
+from nanodepth.scoring.rows import ScoreOptions, questions_in
 from nanodepth.scoring.way import Ways, ways_of
 from nanodepth.training.plan import FREE, Config
 from nanodepth.training.start import differences
 
 
 @dataclass(kw_only=True)
-class Options(Ways, Asked):
+class Options(Ways, ScoreOptions):
     lines: list[str]            # two or more arms: configs, or lines of train.py; or a file of arms
     # {name: its line}. In a line, {name} is the folder of an arm above it, and --flops=name stands
     # for as many --steps as that arm's training FLOPs pay for
@@ -55,11 +55,12 @@ class Options(Ways, Asked):
 
 def read_options(argv):
     "Return the options. A single word is a file of options, which the command line overrides."
-    named = {word.lstrip('-').partition('=')[0] for word in argv if word.startswith('-')}
-    own, of_runs = ({each.name: each.type for each in fields(cls)} for cls in (Options, Config))
-    wrong = named & (of_runs.keys() - own.keys() | {'seed', 'data'})
-    require(not wrong, f'{wrong} are settings of a run: write them into an arm, in quotes after '
-            'its config, or for all arms into --more (the seeds are --seeds)')
+    typed = {word.lstrip('-').partition('=')[0] for word in argv if word.startswith('-')}
+    types, run_settings = ({option.name: option.type for option in fields(cls)}
+                           for cls in (Options, Config))
+    wrong = typed & (run_settings.keys() - types.keys() | {'seed', 'data'})
+    require(not wrong, f'{", ".join(sorted(wrong))}: a setting of a run belongs into an arm, in '
+            'quotes after its config, or for all arms into --more (seeds are --seeds)')
     options = read(Options, argv, ['lines'])
     file, *others = options.lines
     if others:
@@ -67,19 +68,20 @@ def read_options(argv):
         require(len(arms) == len(options.lines), 'two arms have one name: give two that differ')
         return replace(options, arms=arms)
     try:
-        values = config_file(file, own)
+        values = config_file(file, types)
         require(values.get('arms'), 'it defines no arms')
     except Refused as error:
         raise Refused(f'{file} is not a file of arms ({error}): to compare two configs, name two')
     values = dict(out=Path('out') / Path(file).stem) | values
-    return replace(options, **{key: value for key, value in values.items() if key not in named})
+    return replace(options, **{key: value for key, value in values.items() if key not in typed})
 
 
 def seeds_of(text):
     "Return the seeds that a text names: '3' is 0, 1, 2, and '4-7' is 4, 5, 6, 7."
     match = re.fullmatch(r'(?:(\d{1,4})-)?(\d{1,4})', text)
     seeds = match and range(int(match[1] or 0), int(match[2]) + bool(match[1]))
-    require(seeds, f'--seeds={text} must be how many, such as 3, or which, such as 4-7')
+    require(seeds, f'--seeds={text} is neither a number of seeds, such as 3, nor a range, such as '
+            '4-7')
     return seeds
 
 
@@ -91,12 +93,12 @@ class Run:
     name: str               # of the arm
     seed: int
     folder: Path
-    words: list             # of its command, without the steps that --flops stands for
-    parents: list           # the Runs whose folders its line names
-    equals: list            # the Run whose training FLOPs it gets, if its line names one
+    words: list             # of the train command, without the steps that --flops stands for
+    parents: list           # the Runs whose folders the arm's line names
+    equals: list            # the Run whose training FLOPs this run gets, or nothing
 
     def all_words(self):
-        "Return the words of its command. (With --flops, the other run's parents must exist.)"
+        "Return the words of the train command. (For --flops, the other run's parents must exist.)"
         steps = [f'--steps={dry_run_of(self.words, dry_run_of(run.all_words())["flops"])["steps"]}'
                  for run in self.equals]
         return [*self.words, *steps]
@@ -106,34 +108,37 @@ class Run:
         return bool(self.parents) or any(run.waits() for run in self.equals)
 
 
-DRY_RUNS = {}      # {what was asked of `train --dry_run`: its answer}
+DRY_RUNS = {}      # {the arguments of dry_run_of: what it returned}
 
 
 def dry_run_of(words, pays=None, costs=True):
-    """Return what `nanodepth train --dry_run` says of a line, in a process of its own: its steps
-    and settings and, with `costs`, its training FLOPs with those of what it begins from, which must
-    exist. With `pays`, its steps are as many as these FLOPs pay for."""
+    """Return what `nanodepth train --dry_run` computes for a line, in a separate process: steps,
+    settings and, with `costs`, the training FLOPs. These include the FLOPs of the model that the
+    run begins from, which must exist. With `pays`, the run takes as many steps as these FLOPs
+    pay for."""
     key = (*words, pays, costs)
     if key not in DRY_RUNS:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / 'plan.json'
-            asked = [f'--json={file}', f'--costs={costs}', *[f'--pays={pays}'] * bool(pays)]
+            options = ['--dry_run', f'--json={file}', f'--costs={costs}']
+            if pays:
+                options.append(f'--pays={pays}')
             try:
-                call(['train', *words, '--dry_run', *asked], Path(folder) / 'said.txt')
-            except Refused as error:        # the file with more words will be gone
+                run_command(['train', *words, *options], Path(folder) / 'printed.txt')
+            except Refused as error:        # the file that the message names will be gone
                 raise Refused(str(error).partition(' (status ')[0]) from None
             DRY_RUNS[key] = json.loads(file.read_text())
     return DRY_RUNS[key]
 
 
 def runs_of(options, seed):
-    "Return {name: its Run} of all arms with a seed. A line may name the arms above it."
+    "Return {name: its Run} for all arms with a seed. A line may name the arms above it."
     runs = {}
     for name, line in options.arms.items():
         with refusing(ValueError, why=lambda error: f'{line}: {error}'):
             words = shlex.split(options.more) + shlex.split(line)
         require(not {word.partition('=')[0] for word in words} & {'--seed', '--out_dir'},
-                f'{name}: which seeds are trained is --seeds, and where is --out')
+                f'{name}: an arm sets no --seed and no --out_dir; compare has --seeds and --out')
         parents = sorted({*re.findall(r'\{(.+?)\}', ' '.join(words))})
         flops = [word[8:] for word in words if word.startswith('--flops=')][-1:]
         for other in (*parents, *flops):
@@ -141,7 +146,8 @@ def runs_of(options, seed):
         words = [re.sub(r'\{(.+?)\}', lambda match: str(runs[match[1]].folder), word)
                  for word in words if not word.startswith('--flops=')]
         folder = options.out / re.sub(r'[^\w.=+-]+', '_', f'{name}-{seed}')
-        require(folder not in [run.folder for run in runs.values()], f'two arms have {folder}')
+        require(folder not in [run.folder for run in runs.values()],
+                f'two arms would have the folder {folder}: give one of them another name')
         runs[name] = Run(name, seed, folder, [*words, f'--seed={seed}'],
                          *([runs[other] for other in each] for each in (parents, flops)))
     return runs
@@ -180,92 +186,102 @@ def make(run, first_run):
     # parents, and with --flops in their steps, because r is drawn.
     state, settings = read_run(run.folder), dict(dry_run_of(first_run.words, costs=False)['config'])
     for name in ('init_from', 'branch_from'):
-        for first, own in zip(first_run.parents, run.parents):
+        for first, parent in zip(first_run.parents, run.parents):
             if settings[name]:
-                settings[name] = settings[name].replace(str(first.folder), str(own.folder))
-    but = {'seed'} | ({'steps', 'warmup_steps', 'decay_steps'} if run.equals else set())
+                settings[name] = settings[name].replace(str(first.folder), str(parent.folder))
+    may_differ = {'seed'}
+    if run.equals:
+        may_differ |= {'steps', 'warmup_steps', 'decay_steps'}
     is_complete = state.get('step') == (state.get('config') or {}).get('steps', math.nan)
-    if not is_complete or differences(settings, state['config'], but=FREE | but):
-        call(['train', *run.all_words(), f'--out_dir={run.folder}'], Path(f'{run.folder}.txt'))
+    if not is_complete or differences(settings, state['config'], but=FREE | may_differ):
+        run_command(['train', *run.all_words(), f'--out_dir={run.folder}'],
+                    Path(f'{run.folder}.txt'))
 
 
-def call(words, said):
-    """Run a command of nanodepth in a process of its own. What it prints is added to a file. Ctrl-C
-    reaches the process by itself, and SIGTERM and SIGHUP are passed on. In each case this waits
-    until train.py has saved."""
+def run_command(words, log_file):
+    """Run a command of nanodepth in a separate process, and append what it prints to a file. Ctrl-C
+    reaches that process directly, and SIGTERM and SIGHUP are passed on. In each case this function
+    waits until train.py has saved its checkpoint."""
     tqdm.write(shlex.join(words), file=sys.stderr)
-    said.parent.mkdir(parents=True, exist_ok=True)
-    # it imports what this process does, and not a tqdm.py in the current folder
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    # the process imports what this one imports, and not a tqdm.py in the current folder
     env = dict(PYTHONSAFEPATH='1', PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
-    with open(said, 'ab', buffering=0) as file:
+    with open(log_file, 'ab', buffering=0) as file:
         begin = file.tell()
         file.write(f'{shlex.join(words)}\n'.encode())
         process = subprocess.Popen([sys.executable, '-m', 'nanodepth', *words], stdout=file,
                                    stderr=file, env=os.environ | env)
-        got = []
+        signals = []
 
         def pass_on(number, _):
-            got.append(number)
+            signals.append(number)
             process.send_signal(number)
         numbers = [getattr(signal, name) for name in ('SIGTERM', 'SIGHUP') if hasattr(signal, name)]
-        before = [signal.signal(number, pass_on) for number in numbers]
-        before.append(signal.signal(signal.SIGINT, lambda number, _: got.append(number)))
+        handlers = [signal.signal(number, pass_on) for number in numbers]
+        handlers.append(signal.signal(signal.SIGINT, lambda number, _: signals.append(number)))
         try:
             process.wait()
         finally:
-            for number, handler in zip([*numbers, signal.SIGINT], before):
+            for number, handler in zip([*numbers, signal.SIGINT], handlers):
                 signal.signal(number, handler)
-    if got:
-        sys.exit(128 + got[0])
-    lines = said.read_bytes()[begin:].decode(errors='replace').splitlines()
+    if signals:
+        sys.exit(128 + signals[0])
+    lines = log_file.read_bytes()[begin:].decode(errors='replace').splitlines()
     command = next(word for word in words if not word.endswith('.py'))
     why = [line for line in lines if line.startswith(f'{command}: ')] or lines
-    require(process.returncode == 0, f'{why[-1]} (status {process.returncode}; {said})')
+    require(process.returncode == 0, f'{why[-1]} (status {process.returncode}; {log_file})')
 
 
-# ------------------------------------------------------------------------------ what they are asked
+# ---------------------------------------------------------------------------- how they are scored
 
-def score(options, runs, own_file):
-    """Return the rows of all seeds of an arm, which `nanodepth evaluate` writes in a process of its
-    own. That process runs the arm's configs first, and knows their Spans."""
-    name, out = runs[0].name, runs[0].folder
-    out = out.with_name(out.name.rpartition('-')[0] + '.csv')
-    asked = []
-    for option in (*fields(Asked), *fields(Ways)):
+def score(options, runs, arms_file):
+    """Return the Rows of all seeds of an arm, which `nanodepth evaluate` computes in a separate
+    process. That process runs the arm's configs first, so it knows their Spans, and `arms_file`, a
+    list that is empty or has the file of arms, so it knows the metric."""
+    name, folder = runs[0].name, runs[0].folder
+    out = folder.with_name(folder.name.rpartition('-')[0] + '.csv')
+    words = [word for word in runs[0].words if word.endswith('.py') and word[0] != '-']
+    words += [*arms_file, 'evaluate', *(str(run.folder) for run in runs), f'--out={out}']
+    for option in (*fields(ScoreOptions), *fields(Ways)):
         value = getattr(options, option.name)
         if option.name != 'also' and value is not None and value != option.default:
             text = ','.join(map(str, value)) if isinstance(value, tuple) else value
-            asked.append(f'--{option.name}={text}')
-    also = '; '.join(filter(None, (options.also, *options.ways.get(name, ()))))
-    configs = [word for word in runs[0].words if word.endswith('.py') and word[0] != '-']
-    call([*configs, *own_file, 'evaluate', *(str(run.folder) for run in runs), *asked,
-          *[f'--also={also}'] * bool(also), f'--out={out}'], out.with_suffix('.txt'))
+            words.append(f'--{option.name}={text}')
+    if also := '; '.join(filter(None, (options.also, *options.ways.get(name, ())))):
+        words.append(f'--also={also}')
+    run_command(words, out.with_suffix('.txt'))
     seed_of = {run.folder.name: run.seed for run in runs}
     return [Row(**row | dict(group=name, seed=seed_of[row['run']])) for row in read_rows(out)]
 
 
 def compared_with(options, runs):
     "Return {arm: the arms it is compared with}: from `against`, or the first and its equals."
-    names = [*runs]
-    compared = {name: [names[0], *(other for other in names if runs[name] in runs[other].equals)]
-                for name in names[1:]} | options.against
+    first, *others = runs
+    compared = {}
+    for name in others:
+        equals = [other for other in runs if runs[name] in runs[other].equals]
+        compared[name] = [first, *equals]
+    compared |= options.against
     for name in (*options.ways, *compared, *sum(map(list, compared.values()), [])):
-        check_choice('the arm', name, names)
+        check_choice('the arm', name, [*runs])
     return compared
 
 
 def report(options, compared, rows, scored):
-    "Print the tables, and draw what the runs were validated on while they trained."
+    "Print the table, and draw how the runs' validation scores changed while they trained."
     measures = list(dict.fromkeys(row.measure for row in rows))
     for name in options.show:
         check_choice('the measure', name, measures)
-    usual = ['loss', 'text', *[row.measure for row in rows if row.kind == 'share'][-1:]]
+    shares = [row.measure for row in rows if row.kind == 'share']
+    usual = ['loss', 'text', *shares[-1:]]
     shown = [name for name in options.show or usual if name in measures]
     print_table(rows, compared, shown or measures[:1])
     logs = {name: [log_of(run.folder) for run in scored if run.name == name]
             for name in dict.fromkeys(run.name for run in scored)}
     kinds = ['loss', *[kind for kind in kinds_of(logs) if kind != 'text'][-1:]]
-    costs = ['flops', *['tokens'] * all(row.tokens >= 0 for row in rows)]     # (no nan)
+    costs = ['flops']
+    if not any(math.isnan(row.tokens) for row in rows):
+        costs.append('tokens')
     show(options.out / 'compare.png', draw_runs, logs, kinds, costs)
     books = {read_run(run.folder).get('book') for run in scored}
     if len(books) > 1:
@@ -279,11 +295,11 @@ def main(argv=None):
     seeds = seeds_of(str(options.seeds))
     options.more += ''.join(f' --{name}={value}' for name in ('device', 'dtype')
                             if (value := getattr(options, name)) != 'auto')
-    own_file = options.lines if len(options.lines) == 1 else []
+    arms_file = options.lines if len(options.lines) == 1 else []
     if options.metric and 'metric' not in options.measures:
         options.measures += ('metric',)
     runs = runs_of(options, seeds[0])
-    # what can be known before the first run is refused here
+    # A mistake that can be seen before the first run is refused here.
     questions_in(replace(options, measures=tuple({*options.measures} - {'metric'})))
     compared = (add_partners if len(options.lines) > 1 else compared_with)(options, runs)
     by_seed = [runs_of(options, seed) for seed in seeds]
@@ -293,25 +309,25 @@ def main(argv=None):
             dry_run_of(run.words, costs=False)
         else:
             dry_run_of(run.all_words())
-    failed, made = {}, {}
+    failed, complete = {}, {}
     for run in tqdm([run for runs in by_seed for run in runs.values()], 'runs', unit='run'):
         try:
             for other in run.parents + run.equals:
-                require(other not in failed, f'{other.name}, which it needs, is not there')
+                require(other not in failed, f'{other.name}, which it needs, is missing')
             make(run, by_seed[0][run.name])
-            made.setdefault(run.name, []).append(run)
+            complete.setdefault(run.name, []).append(run)
         except Refused as why:
             failed[run] = f'{run.name}, seed {run.seed}, is in no mean: {why}'
             say(failed[run])
     rows, scored = [], []
-    for name, runs in tqdm(made.items(), 'arms', unit='arm'):
+    for name, runs in tqdm(complete.items(), 'arms', unit='arm'):
         try:
-            # all arms answer the rows of the first one
-            first = read_run(next(iter(made.values()))[0].folder)['config']
+            # all arms are scored on the rows of the first one
+            first = read_run(next(iter(complete.values()))[0].folder)['config']
             options.rows = options.rows or first['batch_size']
             if options.batches is None:
                 options.batches = first['eval_batches']
-            rows += score(options, runs, own_file)
+            rows += score(options, runs, arms_file)
             scored += runs
             write_csv(rows, options.out / 'rows.csv')
         except Refused as why:

@@ -1,6 +1,7 @@
-"""Score models as they are and in other ways of running: a table, a CSV file and a picture. Each
-way is compared with the model as it is, question by question. Beside a change stand its error and
-p: how likely so large a change would be, if up were as likely as down.
+"""Score models as they are and in other ways of running, and write a table, a CSV file and, with
+--x, a picture. Each way is compared with the model as it is, question by question. Next to a change
+are its standard error and p: how likely so large a change is if changes up and down are equally
+likely.
     nanodepth evaluate out/lidas out/baseline --tasks=toy_assign/0-4 --window=mid4 --K=2,3
     nanodepth evaluate out/lidas-* out/baseline-* --against=baseline        # seed by seed
 """
@@ -19,12 +20,12 @@ from nanodepth.report.plot import draw_curves, show
 from nanodepth.report.tables import UNITS, names_of, print_table, write_csv
 from nanodepth.retrofit import core_of
 from nanodepth.scoring.data import described
-from nanodepth.scoring.rows import Asked, Subject, ask
+from nanodepth.scoring.rows import ScoreOptions, Subject, score_ways
 from nanodepth.scoring.way import Ways, in_words, ways_of
 
 
 @dataclass(kw_only=True)
-class Options(Ways, Asked):
+class Options(Ways, ScoreOptions):
     # folders that train.py wrote, or Hugging Face checkpoints; NAME-0, NAME-1, ... are averaged
     models: list[str]
     x: Literal['r', 'K', 'T', 'beta', 'shots'] | None = None    # draw a picture over this
@@ -66,18 +67,18 @@ def main(argv=None):
     for name, path in tqdm(paths.items(), 'models', unit='model', disable=len(paths) == 1):
         subject = Subject(path, options, like=first)
         first = first or subject
-        data = [described(each.val, each.batches) if each.val else 'no data'
-                for each in (first, subject)]
+        data = [described(one.val, one.batches) if one.val else 'no data'
+                for one in (first, subject)]
         require(data[0] == data[1], f'{first.path} is measured on {data[0]}, and {path} on '
                 f'{data[1]}: give --data, so that both answer the same, name them the other way '
                 'round, or --measures=')
-        # next to a recurrent model, or one with a Span, an ordinary one is a row to compare with
+        # next to a recurrent model, or one with a Span, an ordinary model is scored as it is
         has_span = spans_in(getattr(subject.model, 'order', ()))
         plain_only = len(paths) > 1 and (options.r and not core_of(subject.model)
                                          or options.span and not has_span)
-        for of_way in ask(subject, ways[:1] if plain_only else ways, **names_of(name)):
-            rows += of_way
-            write_csv(rows, out)        # what was measured is not lost if the next way is stopped
+        for new_rows in score_ways(subject, ways[:1] if plain_only else ways, **names_of(name)):
+            rows += new_rows
+            write_csv(rows, out)        # what was measured is kept if the next way is stopped
     require(not options.r or any('r' in row.settings for row in rows),
             '--r: none of these models has a recurrent core')
     print_table(rows, {group: options.against for group in groups if group not in options.against})

@@ -23,7 +23,7 @@ from nanodepth.report.tables import grouped, names_of, write_csv
 from nanodepth.retrofit import core_of
 from nanodepth.scoring.data import described, open_data, parse_tasks, questions_of
 from nanodepth.scoring.lens import exit_at, quality, train_lens
-from nanodepth.scoring.rows import data_scores, of_questions
+from nanodepth.scoring.rows import data_scores, question_scores
 from nanodepth.scoring.way import in_way
 from nanodepth.text.tokenizer import get_tokenizer
 
@@ -60,7 +60,7 @@ def opened(path, options):
 
     def score(answer):
         loss = data_scores(answer, val, options.batches)['loss'].mean
-        return dict(loss=loss) | {name: of_questions(answer, tokenizer, examples)[0].mean
+        return dict(loss=loss) | {name: question_scores(answer, tokenizer, examples)[0].mean
                                   for name, examples in questions.items()}
     return SimpleNamespace(model=model, tokens=tokens, score=score, val=val, options=options)
 

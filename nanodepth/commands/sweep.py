@@ -14,14 +14,14 @@ from nanodepth.model import require
 from nanodepth.report.contrasts import error_of, mean, p_value
 from nanodepth.report.tables import PLAIN, UNITS, print_table, write_csv
 from nanodepth.retrofit import core_of
-from nanodepth.scoring.rows import Asked, Subject, ask
+from nanodepth.scoring.rows import ScoreOptions, Subject, score_ways
 from nanodepth.scoring.way import Ways, ways_of
 from nanodepth.wrapper import pick_window
 from nanodepth.wrapping.others import layers_of
 
 
 @dataclass(kw_only=True)
-class Options(Ways, Asked):
+class Options(Ways, ScoreOptions):
     model: str                  # a folder that train.py wrote, or a Hugging Face checkpoint
     blocks: tuple[int, ...] = ()    # instead of other ways: every block of so many layers ...
     times: tuple[int, ...] = (2,)   # ... run so many times
@@ -88,7 +88,7 @@ def main(argv=None):
     name, screen, judge = Path(options.model).absolute().name, [], []
     out = options.out or Path('out/sweeps') / f'{name}.csv'
     subject = Subject(options.model, options)
-    for of_way in ask(subject, many_ways(options, subject.model), run=name, group=name):
+    for of_way in score_ways(subject, many_ways(options, subject.model), run=name, group=name):
         screen += half(of_way, 0)
         judge += half(of_way, 1)
         write_csv([vars(row) | dict(part=part) for part, rows in

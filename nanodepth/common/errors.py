@@ -1,6 +1,6 @@
-"""A user's mistake as one line. Code that cannot do what was asked raises Refused, which says what
-was given and what is allowed. `refusals` turns that into a line and exit status 2, and nanodepth
-runs each command in it. Any other exception keeps its traceback.
+"""Turn a user's mistake into one line. Code that cannot do what was asked raises Refused, with what
+was given and what is allowed. Each command runs inside `refusals`, which prints that line and exits
+with status 2. Any other exception keeps its traceback.
 Usage: require(block >= 1, f'block={block} must be at least 1')
 """
 import contextlib
@@ -12,7 +12,8 @@ from nanodepth.model import Refused
 
 
 def nearest(name, names):
-    near = difflib.get_close_matches(str(name), [str(each) for each in names], 1, 0.5)
+    "Return '; did you mean ...?' with the most similar of the names, or '' if none is similar."
+    near = difflib.get_close_matches(str(name), [*map(str, names)], 1, 0.5)
     return f'; did you mean {near[0]!r}?' if near else ''
 
 
@@ -24,7 +25,7 @@ def check_choice(name, value, allowed):
 
 @contextlib.contextmanager
 def refusing(*kinds, why=str):
-    "Turn other libraries' exceptions in here into Refused: why(error) is the line."
+    "Inside this `with`, turn other libraries' exceptions into Refused. why(error) is the line."
     try:
         yield
     except kinds as error:
@@ -34,19 +35,21 @@ def refusing(*kinds, why=str):
 
 
 def say(text):
+    "Print a line that is not a result."
     print(text, file=sys.stderr)
 
 
 @contextlib.contextmanager
 def refusals(name):
-    "What is refused in here, an error of a file, a package that lacks and Ctrl-C end in a line."
+    """Inside this `with`, a Refused, a file error, a missing package or Ctrl-C ends the command
+    with one line."""
     try:
         yield
-    except BrokenPipeError:         # of `nanodepth ... | head`
+    except BrokenPipeError:         # in `nanodepth ... | head`, head has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         raise SystemExit(1) from None
     except (Refused, OSError, ModuleNotFoundError) as error:
-        if os.environ.get('RANK', '0') == '0':      # what every process refuses, one prints
+        if os.environ.get('RANK', '0') == '0':      # torchrun's other processes print nothing
             hint = " (pip install '.[hf,plot]' brings what commands need)"
             say(f'{name}: {error}{hint if isinstance(error, ModuleNotFoundError) else ""}')
         raise SystemExit(2) from None

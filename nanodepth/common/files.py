@@ -1,5 +1,5 @@
-"""Files: read as what they are, and written whole. A folder of a model is written beside its place,
-and takes its name at the end.
+"""Read and write files. A file or a model's folder is written under another name first and renamed
+at the end, so no reader ever sees half of it.
 Usage: with whole(path) as new: new.write_text(text)
 """
 import contextlib
@@ -15,7 +15,7 @@ from nanodepth.training.checkpoint import whole
 
 
 def checkpoint_file(folder):
-    "What stands for a run: its ckpt.pt, or the checkpoint that is named itself."
+    "Return a run's ckpt.pt. The path of a checkpoint itself is returned as it is."
     path = Path(folder)
     return path if path.suffix == '.pt' and not path.is_dir() else path / 'ckpt.pt'
 
@@ -24,11 +24,11 @@ def read_json(path):
     try:
         return json.loads(Path(path).read_text(encoding='utf-8'))
     except ValueError as error:
-        raise Refused(f'{path} is no JSON: {error}') from None
+        raise Refused(f'{path} is not JSON: {error}') from None
 
 
 def read_run(path):
-    "What a run says of itself: its checkpoint or, where that was not copied along, its run.json."
+    "Return what a run's checkpoint holds or, if only run.json was copied, what that holds."
     import torch
     file = checkpoint_file(path)
     if file.exists():           # tensors and plain values only
@@ -43,7 +43,7 @@ def hash_of(path):
 
 
 def replace(path, raw):
-    "Write a file, in a folder that may be new: no reader sees half of it."
+    "Write bytes to a file, whose folder may not exist yet."
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole(path) as new:
@@ -56,12 +56,12 @@ def write_json(path, value):
 
 @contextlib.contextmanager
 def new_folder(folder):
-    "Where a model's folder is written. What is there already is never written over."
+    "Inside this `with`, write a model's folder. It gets its name at the end, if that is free."
     folder = Path(folder).absolute()
     require(not folder.exists() or folder.is_dir() and not any(folder.iterdir()),
-            f'{folder} is there already, and a model is written into a new folder')
+            f'{folder} exists already, and a model is written into a new folder: name another one')
     beside = folder.with_name(f'{folder.name}.unfinished')
-    shutil.rmtree(beside, ignore_errors=True)       # of a command that was killed
+    shutil.rmtree(beside, ignore_errors=True)       # left by a command that was killed
     beside.mkdir(parents=True)
     try:
         yield beside

@@ -1,4 +1,4 @@
-"""How commands read their options: by training/settings.py, with plain words for some fields.
+"""Read the options of a command with training/settings.py. Words without dashes set some of them.
 Usage: options = read(Options, argv, ['run', 'shape'])
 """
 import contextlib
@@ -10,17 +10,17 @@ from nanodepth.model import Refused, require
 from nanodepth.training import settings
 
 
-def read(cls, argv=None, words=(), files=None):
-    """A command line as an instance of a dataclass. What has no dashes goes to the fields that
-    `words` names, of which a list takes all that are left; without `words` it is configs. files: a
-    set that gets the files of these, and those beside them that they import."""
+def read(cls, argv=None, words=()):
+    """Return a command line as an instance of a dataclass. Words without dashes set the fields that
+    `words` names, in this order, and a field that is a list takes all that are left. If `words` is
+    empty, words without dashes are config files."""
     argv = sys.argv[1:] if argv is None else argv
     left, values = list(words), {}
 
     def plain_word(word, kinds):
         if not words:
-            return config_file(word, kinds, files)
-        require(left, f'{word} is one word too many')
+            return config_file(word, kinds)
+        require(left, f'{word} is one word too many (--help lists the options)')
         if get_origin(kinds[left[0]]) is list:
             values.setdefault(left[0], []).append(word)
         else:
@@ -32,31 +32,26 @@ def read(cls, argv=None, words=(), files=None):
     except TypeError as error:
         if 'required' not in str(error):
             raise
-        raise Refused(f'{str(error).partition("missing ")[2]} (--help says more)') from None
+        raise Refused(f'{str(error).partition("missing ")[2]} (--help lists the options)') from None
 
 
-def config_file(path, kinds, files=None):
-    "That of settings.py. files: as in `read`."
-    file = settings.find(path).resolve()
-    with lent_names(file.parent) as imported:
-        values = settings.config_file(path, kinds)
-    if files is not None:
-        files |= {file, *(file.with_name(f'{name}.py') for name in imported)}
-    return values
+def config_file(path, kinds):
+    "Return the settings in a config file, which may import the book and the files next to it."
+    with lent_names(settings.find(path).resolve().parent):
+        return settings.config_file(path, kinds)
 
 
 @contextlib.contextmanager
 def lent_names(folder):
-    """In here a config may say `from loop import repeat_block`, and import the files beside it. In
-    a wheel loop.py is nanodepth.loop, and `loop` may be somebody else's. So afterwards all these
-    names are whoever's they were. The list gets what was imported from the folder."""
-    beside, imported = {each.stem for each in folder.glob('*.py')}, []
-    before = {name: sys.modules.pop(name, None) for name in {*BOOK} | beside}
+    """Inside this `with`, a config may write `from loop import repeat_block`, and import the files
+    next to it. In a wheel loop.py is nanodepth.loop, and `loop` may be another package's name. So
+    at the end all these names mean again what they meant before."""
+    names_in_folder = {path.stem for path in folder.glob('*.py')}
+    before = {name: sys.modules.pop(name, None) for name in {*BOOK} | names_in_folder}
     sys.modules.update({name: sys.modules[f'nanodepth.{name}'] for name in BOOK})
     try:
-        yield imported
+        yield
     finally:
-        imported += [name for name in beside - {*BOOK} if name in sys.modules]
         for name, module in before.items():
             sys.modules.pop(name, None)
             if module is not None:

@@ -1,4 +1,4 @@
-"""What is asked of a model: validation data, and questions by name.
+"""Open the data and the questions on which a model is scored.
 Usage: open_data('out/lidas', state, model); questions_of(parse_tasks('toy_assign/0-3')[0], 200)
 """
 import re
@@ -19,8 +19,8 @@ GROUPS = dict(toy='toy_copy,toy_assign/0-2', papers=','.join(
 
 
 def parse_tasks(text):
-    """({'toy_assign/3': ('toy_assign', 3)} of our tasks, a name for each depth; what is left for
-    lm-eval). 'assign_math/0-5' is six tasks; the depth is 0 where none is named."""
+    """Return our tasks, {'toy_assign/3': ('toy_assign', 3), ...}, and the names of all other tasks,
+    which are lm-eval's. 'assign_math/0-5' names six tasks, and without a depth it is 0."""
     ours, theirs = {}, []
     names = ','.join(GROUPS.get(part, part) for part in text.split(','))
     for name in filter(None, names.split(',')):
@@ -37,30 +37,36 @@ def parse_tasks(text):
 
 
 def questions_of(tasks, n, shots=(0,), seed=0):
-    "{name: [Example]} of our tasks, as parse_tasks has them, for each number of shots."
-    return {name if len(shots) == 1 else f'{name}, {some} shots':
-            few_shot(task, n, shots=some, depth=depth, seed=seed)
-            for name, (task, depth) in tasks.items() for some in shots}
+    "Return {name: [Example, ...]} for the tasks of parse_tasks, with each number of shots."
+    questions = {}
+    for name, (task, depth) in tasks.items():
+        for n_shots in shots:
+            title = name if len(shots) == 1 else f'{name}, {n_shots} shots'
+            questions[title] = few_shot(task, n, shots=n_shots, depth=depth, seed=seed)
+    return questions
 
 
-class Beginning(Loader):
-    """A Loader before whose rows stand the tokens `starts`, for models that expect a text to begin
-    so. They are no targets. A row that has them by itself is padded at its end."""
+class PrefixedLoader(Loader):
+    """A Loader that puts the tokens `starts` before each row, for models that expect each text to
+    begin with them. These tokens are not targets. A row that begins with them already is padded at
+    its end instead, so that all rows have one length."""
     starts = ()
 
     def batch(self, step):
-        own, new = torch.stack(super().batch(step)).numpy(), len(self.starts)
-        rows = np.full((3, own.shape[1], new + self.context), [[[0]], [[-1]], [[0]]])
-        for i in range(own.shape[1]):
-            first = 0 if (own[0, i, :new] == self.starts).all() else new
+        # tokens, targets and marks: (3, rows, T)
+        batch, n = torch.stack(super().batch(step)).numpy(), len(self.starts)
+        rows = np.full((3, batch.shape[1], n + self.context), [[[0]], [[-1]], [[0]]])
+        for i in range(batch.shape[1]):
+            first = 0 if (batch[0, i, :n] == self.starts).all() else n
             rows[0, i, :first] = self.starts[:first]
-            rows[:, i, first:first + self.context] = own[:, i]
+            rows[:, i, first:first + self.context] = batch[:, i]
         return torch.from_numpy(rows).unbind()
 
 
 def open_data(path, state, model, data=None, seed=0, rows=None, like=None):
-    """The validation rows of `data`, else of what the run was trained on; `rows` in a batch, else
-    as many as in training. like: other rows, as many of which these are; of `data`, as long."""
+    """Return a Loader of validation rows: from `data`, or otherwise from what the run was trained
+    on, with `rows` rows in a batch, or otherwise as many as in training. like: another Loader. Then
+    a batch has as many rows as there, and if `data` is given, the rows are as long as there."""
     c, starts = state.get('config') or {}, starts_of(path, state)
     trained_on = None if data else (state.get('data') or {}).get('val')
     rows = like.batch_size if like else rows or c.get('batch_size', 4)
@@ -68,37 +74,38 @@ def open_data(path, state, model, data=None, seed=0, rows=None, like=None):
     if like and data:
         starts, context = like.starts or starts, like.context
     data = data or c.get('data')
-    require(data, f'{path} does not say what it was trained on: give --data, a dataset for its '
+    require(data, f'{path} does not record what it was trained on: give --data, a dataset for its '
             'tokenizer, or --tasks alone (with --measures=)')
-    if not is_there(data):
+    if not is_on_disk(data):
         raise Refused(f'there is no dataset at {data}; {how_to_prepare(data)}')
-    loader = Beginning(data, rows, context, 'val', seed)
+    loader = PrefixedLoader(data, rows, context, 'val', seed)
     loader.starts = starts
     refuse_another_tokenizer(path, loader)
     require(not trained_on or loader.description() == trained_on, f'{data} has changed since '
-            f'{path} was trained: give --data={data} to measure on what is there now')
+            f'{path} was trained: give --data={data} to measure on the data as they are now')
     require(len(starts) + context <= model.config.context, f'{path} reads {model.config.context} '
-            f'tokens, but a row has {len(starts) + context}: name this one first')
+            f'tokens, but a row has {len(starts) + context}: name this model first')
     return loader
 
 
 def described(val, batches=0):
-    "Return in words what the loss is measured on: the rows of so many batches, or of all."
+    "Describe the rows on which the loss is measured: those of some batches, or all (0)."
     rows = min(batches * val.batch_size or val.n_rows, val.n_rows)
     folders = ', '.join(f'{100 * share / sum(val.quota):g}% {each.folder}'
                         for each, share in zip(val.datasets, val.quota))
-    behind = ', each behind what begins a text' * bool(val.starts)
+    starts = ', each after the tokens that begin a text' if val.starts else ''
     return (f'{rows:,} of {val.n_rows:,} rows of {val.context} tokens, {val.batch_size} a batch, '
-            f'{folders}{behind}')
+            f'{folders}{starts}')
 
 
 def starts_of(path, state):
-    """The tokens that a checkpoint wants before each row of data. Others' checkpoints, if their
-    tokenizer begins a text with tokens of its own, were trained with them at every text: without
-    them Gemma is lost, and so is what was cut of one. What we trained was trained on windows out of
-    the middle, and reads windows here too, also as an export whose start is the end of the text
-    before. (One with Llama's tokenizer cannot be told from a Llama, and has a start in each
-    row.)"""
+    """Return the tokens that a checkpoint needs before each row of data.
+
+    If a published tokenizer begins each text with special tokens, its model was trained with them:
+    without them Gemma, or a model that was cut from it, predicts nothing. A model that we trained
+    has read windows from the middle of the data, so it needs no such tokens, even as an export
+    whose tokenizer begins a text with the token that ends one. (An export with Llama's tokenizer
+    cannot be told from a Llama, so it gets the tokens.)"""
     if kind_of(path) == OURS and (spent_on(state) or not state.get('published')):
         return []
     tokenizer = get_tokenizer(path)
@@ -107,14 +114,14 @@ def starts_of(path, state):
     return [] if is_end else starts
 
 
-def is_there(data):
-    "Are the validation rows of a folder, or of a list of them, on this disk?"
+def is_on_disk(data):
+    "Return whether this disk has the validation rows of a dataset, or of all parts of a mixture."
     return bool(data) and all((find(folder) / 'val.json').exists() for folder, _ in parts_of(data))
 
 
 def how_to_prepare(folder):
-    "The command that makes a dataset: the prepare.py beside it or above it."
+    "Return the command that makes a dataset: the prepare.py in its folder or in one above."
     for path in (Path(folder) / 'prepare.py').parents:
         if (path / 'prepare.py').exists():
             return f'run: python {path / "prepare.py"} (--help says how)'
-    return f'of your own text: python {find("data/text/prepare.py")} FILES --out={folder}'
+    return f'from your own text: python {find("data/text/prepare.py")} FILES --out={folder}'

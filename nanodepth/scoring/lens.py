@@ -1,6 +1,6 @@
-"""The tuned lens: what a model would say if it stopped after a layer. The stream there is not yet
-in the language that the final norm and the unembedding read. So a translator, trained for each
-depth, says what is known there; without it, this is the logit lens.
+"""The tuned lens: what a model would predict if it stopped after a layer. The stream after an early
+layer is not yet in the form that the final norm and the head read. So a translator is trained for
+each depth. Without translators, this is the logit lens.
 Usage: lens = train_lens(model, loader, steps=250)
 """
 import torch
@@ -13,8 +13,8 @@ from nanodepth.model import spans_in, unrolled
 
 @torch.no_grad()
 def streams_behind(model, tokens):
-    """The stream after each layer: (D, B, T, C). Norm and head make it the answer after d + 1
-    layers: the logit lens."""
+    """Return the stream after each layer: (D, B, T, C). Norm and head turn the stream at depth d
+    into the prediction after d + 1 layers, which is the logit lens."""
     streams = []
 
     def tap(depth, part, x, update):
@@ -29,9 +29,10 @@ POSITIONS = 256     # of a step: the logits of a large vocabulary at all depths 
 
 
 class TunedLens(nn.Module):
-    """The translators of all depths but the last, which is the model itself. Each is x + W x + b
-    and begins at zero, as the logit lens. See "Do Depth-Grown Models Overcome the Curse of Depth?",
-    section 4.1 and appendix B, and "From Growing to Looping", appendix E (after Belrose et al.)."""
+    """The translators of all depths but the last one, which needs none. A translator is
+    x + W x + b, and W and b begin at zero, where it is the logit lens. See "Do Depth-Grown Models
+    Overcome the Curse of Depth?", section 4.1 and appendix B, and "From Growing to Looping",
+    appendix E (after Belrose et al.)."""
 
     def __init__(self, depth, width):
         super().__init__()
@@ -39,25 +40,26 @@ class TunedLens(nn.Module):
         self.bias = nn.Parameter(torch.zeros(depth - 1, width))
 
     def translate(self, position, x):
-        "The stream behind a position, (B, T, C), as the last one would say it."
+        "Return the stream x after the layer at a position, (B, T, C), as the last stream."
         if position == len(self.bias):
             return x
         change = F.linear(x.to(self.weight.dtype), self.weight[position], self.bias[position])
         return (x + change).to(x.dtype)
 
     def forward(self, streams):
-        "(D, B, T, C) -> (D, B, T, C)"
+        "Translate the streams of all depths: (D, B, T, C)."
         return torch.stack([self.translate(position, x) for position, x in enumerate(streams)])
 
 
 def divergence(logits, final):
-    "KL(final || logits read off earlier), a mean over the tokens; final: log-probabilities."
+    """Return KL(final || early), the mean over the tokens. `final` are log-probabilities, and
+    `logits` are those of the early prediction."""
     early = logits.float().log_softmax(-1)
     return F.kl_div(early, final, log_target=True, reduction='sum') / final[..., 0].numel()
 
 
 def train_lens(model, loader, steps=250, lr=1e-3, progress=False, batches=None):
-    "A lens for a model, trained on a Loader: on some of its batches over and over, or on all."
+    "Train and return a lens for a model, on some batches of a Loader (None: all) in turn."
     device = next(model.parameters()).device
     lens = TunedLens(len(unrolled(model.order)), model.config.n_embd).to(device)
     steps = steps if len(lens.bias) else 0          # one layer: nothing is early
@@ -92,8 +94,8 @@ def train_lens(model, loader, steps=250, lr=1e-3, progress=False, batches=None):
 
 @torch.no_grad()
 def quality(model, lens, tokens, k=5):
-    """(KL to the final distribution, overlap of the k likeliest tokens with the final ones), (D,)
-    each. lens=None: the logit lens."""
+    """Return how close each depth is to the final prediction: the KL divergence, and the overlap of
+    the k likeliest tokens, (D,) each. lens=None: the logit lens."""
     streams = streams_behind(model, tokens)
     logits = model.head(model.norm(streams[-1]))
     final = logits.float().log_softmax(-1)
@@ -108,7 +110,7 @@ def quality(model, lens, tokens, k=5):
 
 
 def exit_at(model, position, lens=None):
-    """A model-like callable that answers behind a position: tokens -> logits. Of an ordinary
+    """Return a function tokens -> logits that stops after the layer at a position. In an ordinary
     model, an early exit is a prefix of the order."""
     @torch.no_grad()
     def answer(tokens):

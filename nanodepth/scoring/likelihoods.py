@@ -1,6 +1,6 @@
-"""How likely each continuation of a prompt is to a model, and whether it is the likeliest. Anything
-that maps tokens to logits can be asked. Each option is read after its prompt in one forward, as
-lm-eval reads it, and only the logits that are needed are made.
+"""Compute how likely each continuation of a prompt is, and whether it is the likeliest. The model
+may be anything that maps tokens to logits. An option is read after its prompt in one forward pass,
+as lm-eval does, and only the logits that are needed are computed.
 Usage: log_likelihoods(model, get_tokenizer('out/lidas'), few_shot('assign_basic', 200))
 """
 import itertools
@@ -21,12 +21,12 @@ LOGITS_AT_ONCE = 2 ** 26    # numbers: three copies of them are less than 1 GiB
 
 
 def encode(tokenizer, text):
-    "A text as the model was trained on documents: its tokens, behind those that begin one."
+    "Return a text's tokens, after the tokens that begin a document."
     return [*start_of_document(tokenizer), *tokenizer.encode(text, allowed_special='all')]
 
 
 def log_likelihoods(model_like, tokenizer, examples):
-    "[(options,) of each example]: log-likelihoods of the options after the prompt."
+    "Return the log-likelihoods of the options of each example: a list of (options,)."
     prompts = [encode(tokenizer, e.prompt) for e in examples]
     options = [[continuation(tokenizer, e.prompt, o) for o in e.options] for e in examples]
     context = getattr(getattr(model_like, 'config', None), 'context', math.inf)
@@ -38,11 +38,12 @@ def log_likelihoods(model_like, tokenizer, examples):
 
 @torch.no_grad()
 def likelihoods(model, prompts, options, batch=64):
-    """[((options,) log-likelihoods, whether each option is what the model would say)] of each
-    prompt, all as tokens. What a question scores does not depend on the questions beside it."""
+    """Return for each prompt the log-likelihoods of its options, and whether each option is what
+    the model would write: two tensors, (options,). Prompts and options are lists of tokens. A score
+    does not depend on the other questions of a batch."""
     found = [(torch.zeros(len(o), dtype=torch.float64), torch.zeros(len(o), dtype=torch.bool))
              for o in options]
-    # Options of one token have the same tokens before them, so one row serves them all.
+    # Options of one token follow the same tokens, so one row serves all of them.
     rows = {}           # {(tokens before an option's last, tokens of the option): [(i, option)]}
     for i, prompt in enumerate(prompts):
         for o, option in enumerate(options[i]):
@@ -54,14 +55,15 @@ def likelihoods(model, prompts, options, batch=64):
         for row, here in zip(part, chances):
             for i, o in rows[row]:
                 option = torch.tensor(options[i][o], device=here.device)
-                own, (likelihood, greedy) = here[n - len(option):], found[i]
-                likelihood[o] = own.gather(-1, option[:, None]).double().sum()
-                greedy[o] = (own.argmax(-1) == option).all()
+                of_option, (likelihood, is_greedy) = here[n - len(option):], found[i]
+                likelihood[o] = of_option.gather(-1, option[:, None]).double().sum()
+                is_greedy[o] = (of_option.argmax(-1) == option).all()
     return found
 
 
 def in_batches(rows, batch, width):
-    "(rows of one length, few enough for one forward, tokens of the longest option in them)"
+    """Yield batches of rows that have one length, each with the number of tokens of its longest
+    option. A batch is small enough for one forward pass."""
     rows = sorted(rows, key=lambda row: (len(row[0]), -row[1]))         # long options first
     for length, alike in itertools.groupby(rows, lambda row: len(row[0])):
         alike = list(alike)
@@ -73,15 +75,15 @@ def in_batches(rows, batch, width):
 
 
 def last_logits(model, tokens, n):
-    "(B, n, V) of the last n tokens, and few others where the model can be asked so."
+    "Return the logits of the last n tokens (B, n, V). If the model can, it computes no others."
     if is_ours(model):
         return model.head(model.norm(model.hidden(tokens)[:, -n:]))
     return model.last_logits(tokens, n) if hasattr(model, 'last_logits') else model(tokens)[:, -n:]
 
 
 def losses_of(model, tokens, targets):
-    """(the loss of each target, is another token likelier), (B, T) each: any model's, and of any
-    function from tokens to logits."""
+    """Return the loss of each target, and whether another token is likelier: (B, T) each. The model
+    may be any function from tokens to logits."""
     if is_ours(model):
         return measure.losses_of(model, tokens, targets)
     rows = max(1, LOGITS_AT_ONCE // (tokens.shape[1] * width_of(model)))

@@ -1,8 +1,8 @@
-"""How a number in a table comes about, from top to bottom. A measure gives Scores: what each
-question or row of data gave, and their mean. A row is a Score in one way of running the model
-(way.py), and how it changed from the model as it is, question by question.
-Usage: subject = Subject('out/lidas', Asked(tasks='toy_assign/3'))
-       for rows in ask(subject, [{}, dict(window='mid4', K=2)]): ...
+"""Measure a model in several ways of running it. A measure returns Scores: a mean, and what each
+question or row of data contributed to it. A Row (report/tables.py) holds one Score in one way of
+running (way.py), and the change from the model as it is, question by question.
+Usage: subject = Subject('out/lidas', ScoreOptions(tasks='toy_assign/3'))
+       for rows in score_ways(subject, [{}, dict(window='mid4', K=2)]): ...
 """
 import math
 from dataclasses import dataclass
@@ -18,68 +18,74 @@ from nanodepth.models.checkpoint import open_any, pick_device
 from nanodepth.models.hf import answer_of
 from nanodepth.report.contrasts import error_of, mean, p_value
 from nanodepth.report.tables import Row, Score, names_of
-from nanodepth.scoring.data import described, is_there, open_data, parse_tasks, questions_of
+from nanodepth.scoring.data import described, is_on_disk, open_data, parse_tasks, questions_of
 from nanodepth.scoring.likelihoods import log_likelihoods, losses_of
-from nanodepth.scoring.way import facts, in_way, in_words
+from nanodepth.scoring.way import cost_columns, in_way, in_words
 from nanodepth.text.tokenizer import get_tokenizer
 from nanodepth.training.measure import validate
 
 
-# --------------------------------------------------------------------------------------- the scores
+# -------------------------------------------------------------------------------------- the scores
 
 def score_of(kind, answers, chance=None):
+    "Return the Score of a list of answers."
     return Score(kind, mean(answers), error_of(answers), answers, chance)
 
 
-def of_questions(model_like, tokenizer, examples):
-    """Two Scores: is the likeliest option the right one, and the log-likelihood of that one, which
-    has one peak over seeds where the share of right answers has two."""
+def question_scores(model_like, tokenizer, examples):
+    """Return two Scores: the share of questions whose likeliest option is the right one, and the
+    log-probability of the right option. (Over seeds the share often has two peaks, because a seed
+    learns a task or does not. The log-probability has one, so its t-test can be trusted.)"""
     values = log_likelihoods(model_like, tokenizer, examples)
-    right = [int(v.argmax() == e.answer) if v.isfinite().all() else math.nan
-             for v, e in zip(values, examples)]
-    return (score_of('share', right, 1 / len(examples[0].options)),
-            score_of('log_prob', [v[e.answer].item() for v, e in zip(values, examples)]))
+    is_right = [int(v.argmax() == example.answer) if v.isfinite().all() else math.nan
+                for v, example in zip(values, examples)]
+    log_probs = [v[example.answer].item() for v, example in zip(values, examples)]
+    return (score_of('share', is_right, 1 / len(examples[0].options)),
+            score_of('log_prob', log_probs))
 
 
 def data_scores(model, loader, batches=None, pieces=1, text=False):
-    """{'loss', and the kinds of answers that the data mark: a Score of each}; with `text`, the loss
-    on what they mark as text, too."""
-    of_rows, of_kinds = [], 0
-    right = {kind: [] for kind in loader.kinds}
-    for of_batch, rows, answers in validate(model, loader, batches or 0, pieces, losses_of):
-        of_kinds = of_kinds + of_batch
-        of_rows += rows
-        for kind, is_right in answers:
-            right[loader.kinds[kind - 1]].append(int(is_right))
-    sums, counts = torch.stack(of_rows).unbind(1)
+    """Return {'loss': its Score, ...}, with the share of right answers for each kind of answer that
+    the data mark. With `text`, also the loss on the tokens that the data mark as text."""
+    sums_of_rows, sums_of_kinds = [], 0
+    answers = {kind: [] for kind in loader.kinds}
+    batches_of_sums = validate(model, loader, batches or 0, pieces, losses_of)
+    for of_kinds, of_rows, of_answers in batches_of_sums:
+        sums_of_kinds = sums_of_kinds + of_kinds
+        sums_of_rows += of_rows
+        for kind, is_right in of_answers:
+            answers[loader.kinds[kind - 1]].append(int(is_right))
+    sums, counts = torch.stack(sums_of_rows).unbind(1)
     loss = (sums.sum() / counts.sum().clamp(min=1)).item()
-    # The loss is a mean over tokens. These values of the rows have that mean, and their spread is
-    # its error, also where rows have unequal numbers of targets.
+    # The loss is a mean over tokens. These values, one for each row, have the same mean, and their
+    # spread gives its standard error, even if rows have unequal numbers of targets.
     mean_count = counts.mean().clamp(min=1e-9)
     losses = (sums / mean_count + loss * (1 - counts / mean_count)).tolist()
     scores = dict(loss=Score('nats', loss, error_of(losses), losses))
     if text and 'text' in loader.kinds:
-        total, n = of_kinds[1 + loader.kinds.index('text'), :2].tolist()
+        total, n = sums_of_kinds[1 + loader.kinds.index('text'), :2].tolist()
         scores['text'] = Score('nats', total / n if n else math.nan, None, [])
-    for kind, each in right.items():
-        if each and kind != 'text':     # where the loss is no number, the likeliest token is chance
-            each = each if math.isfinite(loss) else [math.nan] * len(each)
-            scores[kind] = score_of('share', each)
+    for kind, of_kind in answers.items():
+        if of_kind and kind != 'text':
+            if not math.isfinite(loss):         # then the likeliest token means nothing
+                of_kind = [math.nan] * len(of_kind)
+            scores[kind] = score_of('share', of_kind)
     return scores
 
 
-# ------------------------------------------------------------------------------------ what is asked
+# --------------------------------------------------------------------------------- what is measured
 
-MEASURES = {}       # yours: {name: a function (model, validation data) -> {name: number or Score}}
+# measures of yours: {name: a function (model, validation data) -> {name: number or Score}}
+MEASURES = {}
 
 
 @dataclass(kw_only=True)
-class Asked:
+class ScoreOptions:
     "What is measured."
     # primitives with their depths (toy_assign/3, assign_math/0-5, toy, papers); any other name is
-    # a task or a list of lm-eval's (scoring/harness.py)
+    # a task or a list of tasks of lm-eval (scoring/harness.py)
     tasks: str = ''
-    # loss: on data, with the kinds of answers that they mark; text: the loss on text alone;
+    # loss: on data, with the kinds of answers that the data mark; text: the loss on text alone;
     # log_prob: of the right answer to each task; or one of yours. --measures= leaves the data out
     measures: tuple[str, ...] = ('loss',)
     data: str | None = None     # a dataset; None: what the run was trained on
@@ -87,78 +93,83 @@ class Asked:
     rows: int | None = None     # in a batch of validation data; None: as in training
     n: int = 200                # questions of each primitive
     shots: tuple[int, ...] | None = None    # answered examples before each; None: 0, or lm-eval's
-    seed: int = 0               # of their draws
+    seed: int = 0               # of the questions that are drawn
     limit: int | None = None    # documents of each task of lm-eval: to try, not to report
     chat: bool = False          # lm-eval with the chat template of the checkpoint
     max_length: int | None = None       # lm-eval: tokens of a prompt and its answer at most
-    device: str = 'auto'        # cuda, else mps, else cpu
-    # auto: bfloat16 for what was published in 16 bits, where the device is fast at it
+    device: str = 'auto'        # cuda, otherwise mps, otherwise cpu
+    # auto: bfloat16 for what was published in 16 bits, if the device is fast at it
     dtype: Literal['auto', 'float32', 'bfloat16'] = 'auto'
 
 
-def questions_in(asked):
-    "({name: its questions} of our tasks, the tasks that are lm-eval's, if any)."
-    for name in asked.measures:
+def questions_in(options):
+    """Return {name: questions} of our tasks, and what harness.find returns for the tasks of lm-eval
+    (an empty list if there are none)."""
+    for name in options.measures:
         check_choice('--measures', name, ['loss', 'text', 'log_prob', *MEASURES])
-    require(asked.tasks or {*asked.measures} - {'log_prob'},
-            'nothing is asked: give --tasks, such as toy_assign/3, or --measures')
-    ours, theirs = parse_tasks(asked.tasks)
+    require(options.tasks or {*options.measures} - {'log_prob'},
+            'nothing to measure: give --tasks, such as toy_assign/3, or --measures')
+    ours, theirs = parse_tasks(options.tasks)
     if theirs:
-        from nanodepth.scoring.harness import find      # lm-eval is needed by nothing else
-        require(len(asked.shots or ()) < 2, "--shots: lm-eval's tasks take one number")
-        theirs = find(tuple(theirs), *asked.shots or ())
-    return questions_of(ours, asked.n, asked.shots or (0,), asked.seed), theirs
+        from nanodepth.scoring.harness import find      # only here: lm-eval takes seconds to import
+        require(len(options.shots or ()) < 2, "--shots: lm-eval's tasks take one number")
+        theirs = find(tuple(theirs), *options.shots or ())
+    return questions_of(ours, options.n, options.shots or (0,), options.seed), theirs
 
 
 class Subject:
-    "A checkpoint that is open, its validation data (as those of `like`), and its questions."
+    "An open checkpoint with its validation data and its questions."
 
-    def __init__(self, path, asked, like=None):
-        self.path, self.asked = path, asked
-        self.questions, self.theirs = questions_in(asked)
-        self.state, self.model = open_any(path, pick_device(asked.device), asked.dtype)
+    def __init__(self, path, options, like=None):
+        "like: another Subject, whose rows of validation data have the size that this one's get."
+        self.path, self.options = path, options
+        self.questions, self.theirs = questions_in(options)
+        self.state, self.model = open_any(path, pick_device(options.device), options.dtype)
+        self.config = self.state.get('config') or {}
         self.answer, self.tokenizer = answer_of(self.model), get_tokenizer(path)
-        config = self.state.get('config') or {}
-        self.val, own = None, config.get('data')
-        self.batches = asked.batches
+        self.val, trained_on = None, self.config.get('data')
+        self.batches = options.batches
         if self.batches is None:
-            self.batches = like.batches if like else config.get('eval_batches', 8)
-        looks_at_data = {*asked.measures} - {'log_prob'}
-        if looks_at_data and (asked.data or not asked.tasks or is_there(own)):
-            self.val = open_data(path, self.state, self.answer, asked.data, rows=asked.rows,
+            self.batches = like.batches if like else self.config.get('eval_batches', 8)
+        if {*options.measures} <= {'log_prob'}:
+            return
+        if options.data or not options.tasks or is_on_disk(trained_on):
+            self.val = open_data(path, self.state, self.answer, options.data, rows=options.rows,
                                  like=like and like.val)
-        elif looks_at_data and own:
-            say(f'{path}: what it was trained on ({own}) is not here, so its loss is left out')
+        elif trained_on:
+            say(f'{path}: its training data ({trained_on}) is not on this disk, so its loss is '
+                'left out')
 
 
-def measured(subject, way):
-    "{name: (Score, the data in words, '' if it looked at none)} of the model as it runs now."
-    asked, val, found = subject.asked, subject.val, {}
+def scores_in_way(subject, way):
+    """Return {name: (Score, the validation data in words, or '' if it reads none)} for the model as
+    it runs now, which is in this way."""
+    options, val, scores = subject.options, subject.val, {}
     data = described(val, subject.batches) if val else ''
-    if val and {'loss', 'text'} & {*asked.measures}:
-        pieces = (subject.state.get('config') or {}).get('grad_accum', 1)
-        of_data = data_scores(subject.answer, val, subject.batches, pieces,
-                              'text' in asked.measures)
-        found |= {name: (score, data) for name, score in of_data.items()}
+    if val and {'loss', 'text'} & {*options.measures}:
+        of_data = data_scores(subject.answer, val, subject.batches,
+                              subject.config.get('grad_accum', 1), 'text' in options.measures)
+        scores |= {name: (score, data) for name, score in of_data.items()}
     for name, examples in subject.questions.items():
-        right, log_prob = of_questions(subject.answer, subject.tokenizer, examples)
-        found[name] = right, ''
-        if 'log_prob' in asked.measures:
-            found[f'{name} log_prob'] = log_prob, ''
+        share, log_prob = question_scores(subject.answer, subject.tokenizer, examples)
+        scores[name] = share, ''
+        if 'log_prob' in options.measures:
+            scores[f'{name} log_prob'] = log_prob, ''
     if subject.theirs:
         from nanodepth.scoring.harness import lm_scores
-        found |= {name: (score, '') for name, score in lm_scores(subject).items()}
-    for measure in (MEASURES[name] for name in asked.measures if name in MEASURES):
+        scores |= {name: (score, '') for name, score in lm_scores(subject).items()}
+    for measure in (MEASURES[name] for name in options.measures if name in MEASURES):
         with torch.no_grad():
             numbers = measure(subject.model, val)
         for name, value in numbers.items():
-            require(name not in found, f'{name!r} is measured already: choose another name')
-            is_score = isinstance(value, Score)
-            found[name] = value if is_score else Score('score', float(value), None, []), data
-    return found
+            require(name not in scores, f'{name!r} is measured already: choose another name')
+            if not isinstance(value, Score):
+                value = Score('score', float(value), None, [])
+            scores[name] = value, data
+    return scores
 
 
-def ask(subject, ways, **names):
+def score_ways(subject, ways, **names):
     """Yield the Rows of each way. Changes are from the first way, which is the model as it is.
     `names` are a Row's run, group and seed, if these do not follow from the subject's path."""
     for way in ways:            # refuse a way that this model does not have before hours of work
@@ -166,21 +177,22 @@ def ask(subject, ways, **names):
             pass
     plain, val = {}, subject.val
     names = names or names_of(Path(subject.path).absolute().name)
-    names = dict(seed=(subject.state.get('config') or {}).get('seed', 0)) | names
+    names = dict(seed=subject.config.get('seed', 0)) | names
+    context = val and len(val.starts) + val.context
     for way in tqdm(ways, str(subject.path), unit='way', leave=False, disable=len(ways) == 1):
         with in_way(subject.model, way):
-            found = measured(subject, way)
-            about = facts(subject.state, subject.model, way, val and len(val.starts) + val.context)
-        plain = plain or found
+            scores = scores_in_way(subject, way)
+            cost = cost_columns(subject.state, subject.model, way, context)
+        plain = plain or scores
         rows = []
-        for name, (score, data) in found.items():
+        for name, (score, data) in scores.items():
             before = plain[name][0] if name in plain else Score(score.kind, math.nan, None, [])
             change = score.mean - before.mean
             changes = [b - a for a, b in zip(before.answers, score.answers)]
             if abs(mean(changes) - change) > 1e-9:      # a perplexity is not a mean over documents
                 changes = []
             rows.append(Row(
-                **names, steps=subject.state.get('step'), **about, way=in_words(way), measure=name,
+                **names, **cost, steps=subject.state.get('step'), way=in_words(way), measure=name,
                 kind=score.kind, mean=score.mean, error=score.error,
                 n=len(score.answers) or None, chance=score.chance,
                 change=change, change_error=error_of(changes), p=p_value(changes), data=data,

@@ -1,5 +1,6 @@
-"""A way of running a model is a dict of settings: its layers in another order, a recurrent core
-some number of times, a window in the wrapper. {} is the model as it is.
+"""Run a model in another way. A way is a dict of settings: its layers in another order, its
+recurrent core some number of times, or a window of its layers in the wrapper. {} is the model as
+it is.
 Usage: with in_way(model, dict(window='mid4', K=2)): model(tokens)        # ours, or transformers'
 """
 import contextlib
@@ -28,51 +29,52 @@ class Ways:
     r: tuple[int, ...] = ()         # how often a recurrent core runs
     span: tuple[str, ...] = ()      # an argument of the Spans in the model's order, such as q:0.3
     window: tuple[str, ...] = ()    # what the wrapper runs: 3-5, mid4, or a share of the depth
-    solver: tuple[str, ...] = ()    # how it does (rk)
-    K: tuple[int, ...] = ()         # in how many steps (3)
-    T: tuple[float, ...] = ()       # which end at this time (1)
+    solver: tuple[str, ...] = ()    # how the wrapper runs it (rk)
+    K: tuple[int, ...] = ()         # in how many steps of the solver (3)
+    T: tuple[float, ...] = ()       # the time at which the steps end (1)
     beta: tuple[float, ...] = ()    # the share of the plain output (rk: 0.5), or a solver's own
     alpha: tuple[float, ...] = ()   # heavy_ball's step (0.5)
     m: tuple[int, ...] = ()         # anderson's memory (2)
     cache: tuple[str, ...] = ()     # what later tokens see: first, last (first)
     decode: tuple[str, ...] = ()    # full; bypass: only prompts are wrapped
     mode: tuple[str, ...] = ()      # the window as one block, or layer by layer (block)
-    pin: tuple[bool, ...] = ()      # of a mixture, keep the experts of the first evaluation
+    pin: tuple[bool, ...] = ()      # a mixture of experts keeps the first evaluation's
     also: str = ''                  # more ways, such as '--loop=2x4; --window=mid4 --K=2,3'
 
 
 def ways_of(options):
-    "Return the ways that the options name: {}, which is the model as it is, and each combination."
+    "Return the ways that the options name: {}, and each combination of the settings."
     ways = [{}]
     for line in filter(str.strip, options.also.split(';')):
         ways += ways_of(read(Ways, shlex.split(line)))
-    given = {each.name: getattr(options, each.name) for each in fields(Ways) if each.name != 'also'}
-    given = {name: values for name, values in given.items() if values}
+    given = {option.name: values for option in fields(Ways)
+             if option.name != 'also' and (values := getattr(options, option.name))}
     ways[1:1] = [dict(zip(given, values)) for values in itertools.product(*given.values())]
     return [*{in_words(way): way for way in ways}.values()]
 
 
 def one_way(options):
-    "Return the one way that the options name: {} if none."
+    "Return the one way that the options name, or {} if they name none."
     ways = ways_of(options)
-    require(len(ways) <= 2, f'{len(ways) - 1} ways: this takes one way of running the model')
+    require(len(ways) <= 2, f'these options name {len(ways) - 1} ways of running the model: name '
+            'one')
     return ways[-1]
 
 
 def in_words(way):
-    "A way as a user types it."
+    "Return a way as a user types it."
     return ' '.join(f'--{name}={value:g}' if isinstance(value, float) else f'--{name}={value}'
                     for name, value in way.items()) or PLAIN
 
 
-def of_window(way):
-    "What of a way is for `wrapped`."
+def window_settings(way):
+    "Return the settings of a way that are arguments of `wrapped`."
     return {name: value for name, value in way.items() if name not in ('loop', 'r', 'span')}
 
 
 @contextlib.contextmanager
 def in_way(model, way):
-    "The model runs in a way inside a `with`."
+    "Inside this `with`, the model runs in a way."
     core = core_of(model)
     with contextlib.ExitStack() as stack:
         if 'span' in way:
@@ -87,14 +89,14 @@ def in_way(model, way):
             require(is_ours(model) and not core, f'{in_words(way)}: only a model of ours, without '
                     'a recurrent core, runs its layers in another order')
             stack.enter_context(in_order(model, fit_loop(way['loop'], len(model.layers))))
-        if of_window(way):
-            stack.enter_context(wrapped(model, **of_window(way)))
+        if window_settings(way):
+            stack.enter_context(wrapped(model, **window_settings(way)))
         yield model
 
 
 def with_argument(model, text):
-    """Return the model's order with an argument of its Spans set anew: 'q:0.3' makes each Span that
-    takes `q` again with q=0.3, and with the weights that it has."""
+    """Return the model's order with another value of an argument of its Spans. 'q:0.3' makes each
+    Span that takes `q` again, with q=0.3 and with the Span's weights."""
     name, _, value = text.partition(':')
     takers = [span for span in spans_in(getattr(model, 'order', ()))
               if name in inspect.signature(type(span)).parameters]
@@ -156,14 +158,14 @@ def inference_flops(model, context=None):
     return model.flops_per_token(order, context) // 3
 
 
-def facts(state, model, way, context=None):
+def cost_columns(state, model, way, context=None):
     """Return the columns of a Row that tell what runs and what it costs. `context` is the length of
     the rows (None: the longest that the model reads)."""
     if is_ours(model):
         order, flops = model.order, inference_flops(model, context)
     else:
         order, flops = [*range(len(layers_of(model)))], math.nan
-        if of_window(way):
+        if window_settings(way):
             a, b = pick_window(way.get('window'), len(order))
             solver = {name: way[name] for name in ('solver', 'K') if name in way}
             order[a:b + 1] = [Window(order[a:b + 1], **solver)]

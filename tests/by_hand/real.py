@@ -10,7 +10,7 @@ import torch
 from helpers import ROOT, asked_of
 
 from nanodepth.models.checkpoint import load_model
-from nanodepth.scoring.rows import Asked, Subject
+from nanodepth.scoring.rows import ScoreOptions, Subject
 from nanodepth.text.tokenizer import get_tokenizer
 
 PATH = str(ROOT / 'out/smollm2')
@@ -59,7 +59,7 @@ def test_answers_are_those_of_lm_evals_own_model(task):
     "Question by question: where two options are as likely to a rounding error, one may differ."
     import lm_eval
     from lm_eval.models.huggingface import HFLM
-    subject = Subject(PATH, Asked(tasks=task, limit=100, device='cpu', dtype='float32'))
+    subject = Subject(PATH, ScoreOptions(tasks=task, limit=100, device='cpu', dtype='float32'))
     theirs = HFLM(PATH, dtype='float32', batch_size=16, device='cpu')
     results = lm_eval.simple_evaluate(theirs, tasks=subject.theirs[0], limit=100,
                                       task_manager=subject.theirs[1])
