@@ -70,7 +70,9 @@ def in_order(model, order):
 
 
 if __name__ == '__main__':
+    if len(sys.argv) != 2 or sys.argv[1].startswith('-'):
+        raise SystemExit(__doc__)
     try:
-        print(parse_loop(sys.argv[1]) if len(sys.argv) == 2 else __doc__)
+        print(parse_loop(sys.argv[1]))
     except Refused as error:
         sys.exit(f'loop: {error}')

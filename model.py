@@ -443,3 +443,7 @@ class LM(nn.Module):
         of_layer = 6 * weights + 12 * context * self.config.n_head * self.config.head_dim
         return sum(item.flops(self, context) if isinstance(item, Span) else of_layer
                    for item in order)
+
+
+if __name__ == '__main__':
+    print(__doc__)

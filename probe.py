@@ -217,16 +217,18 @@ def reverse_block(order, start, length):
     return before + block[::-1] + after
 
 
+swap_blocks.blocks = 2      # how many blocks a change needs, if this is not one
+
+
 def order_sweep(model, score, change, lengths):
-    "[{'size', 'start', **score(model)}] with `change` made wherever it fits; size 0: unchanged."
+    """Return [{'size', 'start', **score(model)}, ...] with `change` made at each start where its
+    blocks fit. The row of size 0 is the model as it is."""
     rows = [dict(size=0, start=0) | score(model)]
     for length in lengths:
-        for start in range(len(model.order) - length + 1):
-            try:
-                order = change(model.order, start, length)
-            except Refused:         # from here on no start fits: a swap takes two blocks
-                break
-            if order:               # one layer at least is left
+        needed = length * getattr(change, 'blocks', 1)
+        for start in range(len(model.order) - needed + 1):
+            order = change(model.order, start, length)
+            if order:               # at least one layer is left
                 with in_order(model, order):
                     rows.append(dict(size=length, start=start) | score(model))
     return rows
@@ -235,7 +237,7 @@ def order_sweep(model, score, change, lengths):
 if __name__ == '__main__':
     from training.checkpoint import load        # here: who imports a probe needs no training
     from training.loader import Loader
-    if len(sys.argv) < 2:
+    if len(sys.argv) < 2 or sys.argv[1].startswith('-'):
         raise SystemExit(__doc__)
     for folder in sys.argv[1:]:
         try:

@@ -138,8 +138,8 @@ def surgery(model, shape, kind=Core, **settings):
 
 
 def parts_of_shape(shape, n_layer):
-    """Prelude, core and coda as three lists of layers. '4-8-4' are the first 4 layers, the 8 before
-    the last 4, and the last 4."""
+    """Return prelude, core and coda as three lists of layers. '4-8-4' keeps the first 4 layers, the
+    8 layers before the last 4, and the last 4."""
     parts = shape
     if isinstance(shape, str):
         require(re.fullmatch(r'\d+-\d+-\d+', shape),
@@ -150,6 +150,9 @@ def parts_of_shape(shape, n_layer):
         end = n_layer - coda
         parts = [*range(prelude)], [*range(end - core, end)], [*range(end, n_layer)]
     require(len(parts) == 3 and len(parts[1]) >= 1, f'the shape {shape} has no layers in its core')
+    layers = [i for part in parts for i in part]
+    require(len({*layers}) == len(layers) and {*layers} <= {*range(n_layer)},
+            f'the shape {shape} must name layers from 0 to {n_layer - 1}, and none of them twice')
     return parts
 
 

@@ -5,12 +5,13 @@ of length 1 on x' = F(x), and the later layers were trained on where it ends. Ru
 times goes K such steps, to states that they have never seen. So take K steps of length 1/K instead:
 they end near the same place, but each step reads what the one before it has written.
 
-They end near the plain output, and not on it. So the result then goes back towards it, by the share
-beta: 1 is the plain model, on which the later layers were trained, and 0 the small steps alone.
+The small steps end near the plain output, but not on it. So the result is then mixed with the plain
+output, of which it gets the share beta: 1 is the plain model, on which the later layers were
+trained, and 0 is the small steps alone.
 
 Paper: "Training-Free Looped Transformers", sections 2 and 3, Algorithms 3 to 5, appendices D and P
-(which settings), C, G and N (what the KV cache keeps). Differs: Algorithm 3, the default cache
-(docs/FIGURES.md, at its end).
+(which settings), C, G and N (what the KV cache keeps). What differs here: Algorithm 3 prints K - 1
+small steps, but Equation 16 has K, and so has this file. The default cache is 'first'.
 
 Usage:
     with wrapped(model, window=(3, 5), K=3, beta=0.5): model.generate(tokens, 20)
@@ -28,20 +29,21 @@ from loop import in_order
 from model import Refused, Span, require
 
 # ------------------------------------------------- solvers: ways to run a window g(x) several times
-# torch.lerp(x, y, h) is x + h (y - x), rounded so that h = 1 gives y itself: to the last bit, K = 1
-# is the plain window.
+# torch.lerp(x, y, h) is x + h (y - x), rounded so that h = 1 returns y itself. So K = 1 is the
+# plain window to the last bit.
 
 def naive(g, x, K):
-    "The window K times: steps of length 1, to time K."
+    "Run the window K times: K steps of length 1, to time K."
     for _ in range(K):
         x = g(x)
     return x
 
 
 def rk(g, x, K, beta=0.5, T=1):
-    """K small steps, and the way back. All of it is one Runge-Kutta step of K stages (the paper's
-    Eq. 13 to 16), hence the name. T is the time at which the steps end: 1 in the paper's method, 2
-    in its best results."""
+    """Take K small steps, and mix the result with the plain output. Together they are one
+    Runge-Kutta step of K stages (the paper's Equations 13 to 16), hence the name. T is the time at
+    which the steps end. It is 1 in the paper, and in its authors' code there are also runs with
+    2."""
     plain = g(x)
     x = torch.lerp(x, plain, T / K)         # the first small step reuses `plain`
     for _ in range(K - 1):
@@ -49,34 +51,47 @@ def rk(g, x, K, beta=0.5, T=1):
     return torch.lerp(x, plain, beta)       # beta plain + (1 - beta) x
 
 
-def euler(g, x, K, T=1):
-    "The small steps alone."
-    return rk(g, x, K, beta=0, T=T)
+def euler(g, x, K, T=1, alphas=None, tol=0):
+    """Take the small steps alone. `alphas` are the lengths of the K steps, in place of T/K for each
+    (the paper's Table 9). If a step moves a token's state by at most the share `tol` of its length,
+    the token takes no further steps (Table 6)."""
+    require(not alphas or T == 1, 'alphas are the lengths of all steps already: leave out T')
+    alphas = alphas or [T / K] * K
+    require(len(alphas) == K, f'alphas={alphas}: K={K} steps have {K} lengths')
+    moves = torch.ones_like(x[..., :1], dtype=torch.bool)                       # (B, T, 1)
+    for alpha in alphas:
+        before, x = x, torch.lerp(x, g(x), alpha)
+        if tol:
+            x = torch.where(moves, x, before)
+            way, length = ((t.norm(dim=-1, keepdim=True) for t in (x - before, before)))
+            moves = moves & (way > tol * length)
+    return x
 
 
-# SOLVERS['mine'] = mine enters one of yours, a function (g, x, K, ...). It begins with g(x), of the
-# x that it was given, because a cache keeps the keys of that evaluation. If it evaluates g twice in
-# each of its K steps, set mine.per_step = 2, for FLOPs.
+# To add a solver of yours, write SOLVERS['mine'] = mine, a function (g, x, K, ...). It must
+# evaluate g(x) first, with the x that it gets, because a cache keeps the keys of that evaluation.
+# If it evaluates g twice in each of its K steps, set mine.per_step = 2, so that FLOPs are counted
+# right.
 SOLVERS = dict(naive=naive, rk=rk, euler=euler)
 
 
 class Window(Span):
-    """Its items, evaluated several times at the same depths, as a solver says.
+    """Runs its items several times at the same depths, in the way of a solver.
 
-    cache   which evaluation's keys and values later tokens see. 'first': the first one's, which
-            are the plain model's. 'last': those of one more pass, over the result. The paper's
-            default is 'last', and 'first' did better in its long answers. (With either,
-            generation differs from one forward of the whole text.)
-    decode  'full', or 'bypass': where one token follows others, the window runs once. So only
-            prompts are wrapped
+    cache   the evaluation whose keys and values later tokens see. 'first' is the first evaluation,
+            so the keys are the plain model's. 'last' is one more run of the window, on the result
+            (flops does not count it). The paper's default is 'last', and 'first' did better in its
+            long answers. With either, generation differs from one forward pass of the whole text.
+    decode  'full', or 'bypass': if a single token follows other tokens, the window runs once. So
+            only prompts are wrapped.
     """
 
     def __init__(self, items, solver='rk', K=3, cache='first', decode='full', **options):
         super().__init__(items)
         require(solver in SOLVERS, f'solver={solver}: known are {", ".join(SOLVERS)}')
-        require(isinstance(K, int) and K >= 1, f'K={K}: how often, so at least 1')
-        require(cache in ('first', 'last'), f'cache={cache}: first or last')
-        require(decode in ('full', 'bypass'), f'decode={decode}: full or bypass')
+        require(isinstance(K, int) and K >= 1, f'K={K}: a number of steps, so at least 1')
+        require(cache in ('first', 'last'), f'cache={cache} must be first or last')
+        require(decode in ('full', 'bypass'), f'decode={decode} must be full or bypass')
         try:
             inspect.signature(SOLVERS[solver]).bind('g', 'x', K, **options)
         except TypeError as error:
@@ -92,7 +107,7 @@ class Window(Span):
         if self.decode == 'bypass' and run.start and x.shape[1] == 1:
             return run(x, self.items)
         depths = range(run.depth, run.depth + len(self.unrolled()))
-        # within another Window, only the first of its evaluations is for the cache
+        # inside another Window, only the first of that Window's evaluations is for the cache
         is_for_cache = run.cache is not None and not run.wrote(depths)
         x = SOLVERS[self.solver](lambda y: run(y, self.items, depths.start), x, self.K,
                                  **self.options)
@@ -109,22 +124,25 @@ class Window(Span):
 
 
 def pick_window(window, n):
-    """(a, b), both included, of n layers. A window is (3, 5) or '3-5'; 'mid4', the middle four, or
-    None; or a share of the depth, such as 0.5: the four layers around it."""
+    """Return the first and the last layer of a window of n layers. A window is two layers, (3, 5)
+    or '3-5'; or 'mid4', the middle four, which is also what None means; or a share of the depth,
+    such as 0.5, which means the four layers around it. (In 36 layers, 'mid4' is 15-18, as in the
+    paper.)"""
     window = f'mid{min(4, n)}' if window is None else window
-    forms = f"window={window}: (3, 5) or '3-5', 'mid4', or a share from 0 to 1, such as 0.5"
+    forms = (f"window={window} must be two layers, (3, 5) or '3-5' (one layer is '3-3'), or the "
+             "middle N, 'mid4', or a share of the depth with a decimal point, such as 0.5")
     try:
         if isinstance(window, str) and window.startswith('mid'):
             size = int(window[3:])
-            a = 15 if (n, size) == (36, 4) else n // 2 - size // 2      # (15 to 18 in the paper)
+            a = 15 if (n, size) == (36, 4) else n // 2 - size // 2
             b = a + size - 1
-        elif isinstance(window, str) and '-' in window:
-            a, b = map(int, window.split('-'))
-        elif isinstance(window, (str, float)):
+        elif isinstance(window, float) or isinstance(window, str) and '.' in window:
             require(0 <= float(window) <= 1, forms)
-            middle = math.ceil(float(window) * n)           # two layers before it and two behind
+            middle = math.ceil(float(window) * n)       # two layers before it, and two from it on
             a = max(0, min(middle - 2, n - 4))
             b = min(a + 3, n - 1)
+        elif isinstance(window, str):
+            a, b = map(int, window.split('-'))
         else:
             a, b = map(operator.index, window)
     except (TypeError, ValueError):
@@ -134,8 +152,8 @@ def pick_window(window, n):
 
 
 def make_windows(items, mode, solver, K, cache, decode, options):
-    "The items as one Window, or one Window for each of them."
-    require(mode in ('block', 'layer'), f'mode={mode}: block or layer')
+    "Return the items as one Window, or as one Window for each item."
+    require(mode in ('block', 'layer'), f'mode={mode} must be block or layer')
     parts = [items] if mode == 'block' else [[item] for item in items]
     return [Window(part, solver, K, cache, decode, **options) for part in parts]
 
@@ -143,12 +161,16 @@ def make_windows(items, mode, solver, K, cache, decode, options):
 @contextlib.contextmanager
 def wrapped(model, window=None, solver='rk', K=3, cache='first', mode='block', decode='full',
             **options):
-    """Inside a `with`, a window of the items of the model's order runs several times, as one
-    'block', or 'layer' by layer. The options are the solver's."""
-    require(hasattr(model, 'order'), f'{type(model).__name__} is no model of this repo: '
+    """Inside this `with`, a window of the items in the model's order runs several times: all items
+    as one 'block', or each 'layer' by itself. The options are for the solver."""
+    require(hasattr(model, 'order'), f'{type(model).__name__} is not a model of this repo: use '
             'from nanodepth import wrapped')
     order = list(model.order)
     a, b = pick_window(window, len(order))
     inside = make_windows(order[a:b + 1], mode, solver, K, cache, decode, options)
     with in_order(model, [*order[:a], *inside, *order[b + 1:]]):
         yield model
+
+
+if __name__ == '__main__':
+    print(__doc__)

@@ -58,7 +58,7 @@ def test_book_stands_alone_in_an_empty_folder(tmp_path):
              f'{run} --out_dir=out/parts', f'{run} --out_dir=out/whole',
              f'train.py {TINY} --steps=3 --init_from=out/parts --cut=2-2-2 --recurrence=2 '
              '--out_dir=out/core',
-             'grow.py lidas 8 2', 'loop.py 4-4x4-4', 'retrofit.py 2-2-2 8', 'wrapper.py',
+             'grow.py lidas 8 2', 'loop.py 4-4x4-4', 'retrofit.py 2-2-2 8', 'wrapper.py', 'model.py',
              'probe.py out/whole out/core']
     typed = f'ROOT, LINES = {str(ROOT)!r}, {[line.split() for line in lines]}\n{TYPED}'
     done = subprocess.run(
@@ -69,6 +69,7 @@ def test_book_stands_alone_in_an_empty_folder(tmp_path):
     assert f'status {128 + signal.SIGTERM} at step 9\n' in done.stdout
     for words in ('8 layers, 8 deep: the validation loss was', 'functions of the config: metric',
                   'Everything is in out/parts. Next: python probe.py out/parts',
+                  'Run a frozen model', 'The model every other file shares',
                   'core     layers 4 5', 'out/whole: depth score', 'out/core: depth score'):
         assert words in done.stdout
     assert (tmp_path / 'out/parts/loss.png').stat().st_size > 10_000

@@ -176,6 +176,11 @@ def test_order_sweep_runs_each_order_once(tiny):
         assert model.order == [0, 1, 2]
         assert [row['order'] for row in rows] == [(0, 1, 2), *orders]
 
+    def refuses(order, start, length):
+        raise Refused('a change of yours, which has a mistake')
+    with pytest.raises(Refused, match='a change of yours'):
+        probe.order_sweep(model, look, refuses, (1,))
+
 
 def test_probes_refuse_what_has_no_one_effect(tiny):
     "A Window has no one update; behind an adapter is no sum of them; noise has effects, too."

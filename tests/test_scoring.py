@@ -426,12 +426,12 @@ def test_extend_writes_a_span_a_solver_and_a_measure(tiny, data, tmp_path, monke
     mine.write_text(MINE)
     again.write_text(AGAIN)
     monkeypatch.setitem(MEASURES, 'rank', None)         # it goes after this test
-    monkeypatch.setitem(SOLVERS, 'norm_stab', None)
+    monkeypatch.setitem(SOLVERS, 'input_anchor', None)
     small = '--context=16 --batch_size=4 --steps=6 --n_embd=32 --n_head=2 --head_dim=16'
     for argv in ([again, 'train', again, *small.split(), f'--data={data}', '--device=cpu',
                   f'--out_dir={tmp_path / "run"}', '--warmup_steps=1', '--decay_steps=1'],
                  [mine, 'evaluate', tmp_path / 'run', '--measures=loss,rank', '--window=0-0',
-                  '--solver=norm_stab', '--K=2', f'--out={tmp_path / "e.csv"}', '--device=cpu'],
+                  '--solver=input_anchor', '--K=2', f'--out={tmp_path / "e.csv"}', '--device=cpu'],
                  [again, 'export', tmp_path / 'run', tmp_path / 'hf']):
         nanodepth(None, [*map(str, argv)])
     rows = {(row['way'], row['measure']): row for row in read_rows(tmp_path / 'e.csv')}
@@ -441,8 +441,8 @@ def test_extend_writes_a_span_a_solver_and_a_measure(tiny, data, tmp_path, monke
     share = torch.linalg.eigvalsh(x.T @ x) / x.square().sum()
     assert rows['as it is', 'rank, depth 5']['mean'] == pytest.approx(
         1 / share.square().sum().item(), rel=1e-5)
-    way = '--window=0-0 --solver=norm_stab --K=2'
-    with wrapped(model, '0-0', 'norm_stab', K=2):
+    way = '--window=0-0 --solver=input_anchor --K=2'
+    with wrapped(model, '0-0', 'input_anchor', K=2):
         loss = data_scores(model, val, 12)['loss'].mean
     assert rows[way, 'loss']['mean'] == loss != rows['as it is', 'loss']['mean']
     # there is no such depth in the model as it is

@@ -281,6 +281,7 @@ REFUSED = [             # what its settings do not say would be trained, or it w
      '8 steps before the decay are too few for 9 stages'),
     (dict(grow='lidas', n_layer=4, loop='2-1x2'), 'grow and loop do not go together'),
     (dict(grow='lidas', init_from='{looped}', n_layer=4), 'a looped model does not grow'),
+    (dict(grow='lidas', init_from='{scaled}', grow_from=3, n_layer=8), 'leave grow_from out'),
     (dict(cooldown_loop='3x2'), 'the loop 3x2 has 3 unique layers, but the model has 2'),
     (dict(recurrence=3), 'recurrence is for a core, and cut makes one'),
     (dict(order=[0, Core([1])]), 'a core is made by cut'),

@@ -295,9 +295,17 @@ def test_pick_window(window, depth, expected):
 
 
 @pytest.mark.parametrize('window', [
-    '1.7', (3, 6), (4, 3), (-1, 2), 'mid9', 'foo', 3, (1, 2, 3), '1-', '-3-5', (0.4, 0.6)])
+    '1.7', (3, 6), (4, 3), (-1, 2), 'mid9', 'foo', (1, 2, 3), '1-', '-3-5', (0.4, 0.6),
+    1e-5 - 1, 1.5])
 def test_pick_window_refuses(window):
     with pytest.raises(Refused, match='window='):
+        pick_window(window, 6)
+
+
+@pytest.mark.parametrize('window', ['4', '1', '0', 3, 1])
+def test_a_single_number_is_not_a_window(window):
+    "It could mean a layer, a size or a share, so the line names these forms."
+    with pytest.raises(Refused, match="(one layer is '3-3').*'mid4'.*decimal point, such as 0.5"):
         pick_window(window, 6)
 
 
@@ -483,7 +491,7 @@ def run_a_copy(model):
 
 
 @pytest.mark.parametrize('make, act, message', [
-    (None, lambda m: run_wrapped(m, mode='layers'), 'mode=layers: block or layer'),
+    (None, lambda m: run_wrapped(m, mode='layers'), 'mode=layers must be block or layer'),
     (None, lambda m: run_wrapped(m, pin=True), 'no mixture of experts'),
     (lambda: family('llama'), lambda m: run_wrapped(m, pin=True), 'pin: no router'),
     (lambda: family('llama'), run_wrapped_twice, 'is wrapped already'),

@@ -54,7 +54,7 @@ PIECE = 20_000      # documents from a seed of their own, after those
 
 
 def seed_for(purpose):
-    "63 bits, as model.py's seed_for(0, purpose)."
+    "Return a seed of 63 bits for a purpose, as training/plan.py does for the seed 0."
     digest = hashlib.blake2b(f'0 {purpose} 0'.encode(), digest_size=8).digest()
     return int.from_bytes(digest, 'big') >> 1
 

@@ -33,7 +33,10 @@ class Ways:
     K: tuple[int, ...] = ()         # in how many steps of the solver (3)
     T: tuple[float, ...] = ()       # the time at which the steps end (1)
     beta: tuple[float, ...] = ()    # the share of the plain output (rk: 0.5), or a solver's own
-    alpha: tuple[float, ...] = ()   # heavy_ball's step (0.5)
+    alpha: tuple[float, ...] = ()   # the step of heavy_ball and norm_stab (0.5)
+    alphas: tuple[float, ...] = ()  # euler: the length of each step, such as 0.6,0.4: one way
+    weights: tuple[float, ...] = ()     # poly_blend, such as 0.25,0.5,0.25: one way
+    tol: tuple[float, ...] = ()     # euler: a token that moves less than this share stays (0)
     m: tuple[int, ...] = ()         # anderson's memory (2)
     cache: tuple[str, ...] = ()     # what later tokens see: first, last (first)
     decode: tuple[str, ...] = ()    # full; bypass: only prompts are wrapped
@@ -49,6 +52,9 @@ def ways_of(options):
         ways += ways_of(read(Ways, shlex.split(line)))
     given = {option.name: values for option in fields(Ways)
              if option.name != 'also' and (values := getattr(options, option.name))}
+    for name in ('alphas', 'weights'):      # several numbers are one value of these
+        if name in given:
+            given[name] = [given[name]]
     ways[1:1] = [dict(zip(given, values)) for values in itertools.product(*given.values())]
     return [*{in_words(way): way for way in ways}.values()]
 
@@ -63,8 +69,11 @@ def one_way(options):
 
 def in_words(way):
     "Return a way as a user types it."
-    return ' '.join(f'--{name}={value:g}' if isinstance(value, float) else f'--{name}={value}'
-                    for name, value in way.items()) or PLAIN
+    def text(value):
+        if isinstance(value, tuple):
+            return ','.join(map(text, value))
+        return f'{value:g}' if isinstance(value, float) else str(value)
+    return ' '.join(f'--{name}={text(value)}' for name, value in way.items()) or PLAIN
 
 
 def window_settings(way):
