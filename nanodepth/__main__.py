@@ -44,6 +44,8 @@ def main(name=None, argv=None):
     if name in COMMANDS and {'-h', '--help'} & {*argv}:
         return print_help(name)
     from nanodepth.common.errors import Refused, nearest, refusals
+    from nanodepth.common.options import OWN_FILES
+    OWN_FILES[:] = own_files
     with refusals(name if name in COMMANDS else 'nanodepth'):
         if name not in COMMANDS:
             raise Refused(f'there is no command {name!r}{nearest(name, COMMANDS)}')

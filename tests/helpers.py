@@ -21,7 +21,7 @@ from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import train as train_command
 from nanodepth.model import Span
 from nanodepth.report.tables import PLAIN, Row
-from nanodepth.scoring.rows import scores_in_way
+from nanodepth.scoring.rows import scores_now
 from nanodepth.scoring.way import in_way
 from nanodepth.text.tokens import write_dataset
 from nanodepth.training.checkpoint import save
@@ -92,7 +92,7 @@ def save_run(folder, model, data=None, **more):
 def asked_of(subject, way={}):
     "{name: Score} of a Subject's model, run in a way."
     with in_way(subject.model, way):
-        return {name: score for name, (score, _) in scores_in_way(subject, way).items()}
+        return {name: score for name, (score, _) in scores_now(subject).items()}
 
 
 def rank_of(rank, ranks, port, said, config, before):

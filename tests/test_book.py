@@ -58,8 +58,8 @@ def test_book_stands_alone_in_an_empty_folder(tmp_path):
              f'{run} --out_dir=out/parts', f'{run} --out_dir=out/whole',
              f'train.py {TINY} --steps=3 --init_from=out/parts --cut=2-2-2 --recurrence=2 '
              '--out_dir=out/core',
-             'grow.py lidas 8 2', 'loop.py 4-4x4-4', 'retrofit.py 2-2-2 8', 'wrapper.py', 'model.py',
-             'probe.py out/whole out/core']
+             'grow.py lidas 8 2', 'loop.py 4-4x4-4', 'retrofit.py 2-2-2 8', 'wrapper.py',
+             'model.py', 'probe.py out/whole out/core']
     typed = f'ROOT, LINES = {str(ROOT)!r}, {[line.split() for line in lines]}\n{TYPED}'
     done = subprocess.run(
         [sys.executable, '-c', typed], cwd=tmp_path, capture_output=True, text=True,

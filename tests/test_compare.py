@@ -43,12 +43,13 @@ def call(data, tmp_path, monkeypatch, capsys):
         with open(said, 'a') as file, contextlib.redirect_stderr(file), \
                 contextlib.redirect_stdout(file):
             try:
-                return nanodepth(None, words)
+                nanodepth(None, words)
+                return ''
             except SystemExit as end:
                 code = end.code
         if code == 128 + signal.SIGTERM:
             raise SystemExit(code)
-        raise Refused(said.read_text().splitlines()[-1])
+        return said.read_text().splitlines()[-1]
     monkeypatch.setattr(compare, 'run_command', in_this_process)
 
     def call(*words, more=SMALL):
@@ -78,7 +79,7 @@ def test_line_names_the_arms_above_it(tmp_path):
               even='config/baseline.py --flops=late')
     config = read(Config, of['late'].words)             # a line's own have the last say
     assert (config.lr, config.seed, config.init_from) == (2e-3, 3, f'{tmp_path}/plain-3/ckpt-6.pt')
-    assert [run.waits() for run in of.values()] == [False, True, True]
+    assert [run.has_known_cost() for run in of.values()] == [True, False, False]
     assert read(Config, of['plain'].words).lr == 4e-3
 
 
@@ -210,10 +211,53 @@ def test_edit_is_refused_and_named(call, data, tmp_path, capsys):
     shutil.rmtree(tmp_path / 'c/mine-0')        # its arm is trained again; what began from it?
     with pytest.raises(SystemExit, match='1'):
         call(file, '--seeds=1')
-    assert 'began from an earlier model than' in capsys.readouterr().out
+    assert 'cut-0 is older than' in capsys.readouterr().out
     shutil.rmtree(tmp_path / 'c/cut-0')
     call(file, '--seeds=1')
     assert call.runs == ['cut-0']
+
+
+def test_what_gets_the_flops_of_a_run_is_as_new_as_it(call, tmp_path, capsys):
+    "The steps of `even` follow from the FLOPs of `deep`, which is trained again with other steps."
+    lines = dict(base=BASE, deep=f'{BASE} --steps=14', even=f'{BASE} --flops=deep')
+    call(file_of(tmp_path, **lines), '--seeds=1')
+    shutil.rmtree(tmp_path / 'c/deep-0')
+    file = file_of(tmp_path, **lines | dict(deep=f'{BASE} --steps=18'))
+    with pytest.raises(SystemExit, match='1'):
+        call(file, '--seeds=1')
+    assert 'even-0 is older than' in capsys.readouterr().out
+    shutil.rmtree(tmp_path / 'c/even-0')
+    call(file, '--seeds=1')
+    assert {row['run']: row['steps'] for row in call.rows} == {
+        'base-0': 12, 'deep-0': 18, 'even-0': 18}
+
+
+def test_ways_and_measures_are_refused_before_a_run(call, tmp_path, capsys):
+    file = file_of(tmp_path, a=BASE, b=f'{BASE} --lr=1e-3')
+    for option, words in (('--also=--windwo=mid4', 'did you mean window?'),
+                          ('--measures=mine', "measures='mine'")):
+        with pytest.raises(SystemExit):
+            call(file, option)
+        assert words in capsys.readouterr().err and call.runs == []
+
+
+def test_only_a_metric_is_a_measure_too(call, tmp_path):
+    text = 'measures = ("metric",)\ndef metric(model, loader):\n    return dict(layers=4.0)\n'
+    call(file_of(tmp_path, text, a=BASE, b=f'{BASE} --lr=1e-3'), '--seeds=1')
+    assert {row['measure'] for row in call.rows} == {'layers'}
+
+
+def test_a_file_that_is_run_first_is_known_to_all_processes(data, tmp_path):
+    (tmp_path / 'mine.py').write_text(
+        'from nanodepth.scoring.rows import MEASURES\n'
+        "MEASURES['width'] = lambda model, val: dict(width=model.config.n_embd)\n")
+    more = shlex.join([*SMALL.split(), '--steps=2', '--warmup_steps=1', '--decay_steps=1',
+                       f'--data={data}', '--device=cpu'])
+    subprocess.run([sys.executable, '-m', 'nanodepth', f'{tmp_path}/mine.py', 'compare', BASE,
+                    f'{BASE} --lr=1e-3', '--seeds=1', '--measures=width', '--batches=1',
+                    f'--more={more}', f'--out={tmp_path}/c'],
+                   check=True, cwd=ROOT, env=os.environ | dict(OMP_NUM_THREADS='1'))
+    assert {row['mean'] for row in read_rows(tmp_path / 'c/rows.csv')} == {16}
 
 
 PATCH = """

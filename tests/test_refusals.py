@@ -22,8 +22,7 @@ REFUSALS = [
     (['evaluate', 'nowhere', '--tasks=toy_assign/3-1'], 'several as toy_assign/0-3'),
     (['evaluate', 'nowhere', '--measures=log_probs'], "did you mean 'log_prob'?"),
     (['evaluate', '{core}', '--tasks=toy_copy', '--r=0'], 'r=0 is too small'),
-    (['evaluate', '{run}', '{run}/ckpt.pt', '--tasks=toy_copy', '--measures=', '--n=2', '--r=2'],
-     'none of these models has a recurrent core'),
+    (['evaluate', '{run}', '--tasks=toy_copy', '--also=--r=2'], 'has no recurrent core to run'),
     (['evaluate', '{run}', '--tasks=arc_easy'], "Couldn't reach 'allenai/ai2_arc'"),
     (['evaluate', '{run}', 'nowhere', '--tasks=toy_copy', '--shots=9'], 'no checkpoint at nowhere'),
     (['evaluate', '{run}', '--tasks=toy_copy', '--x=K', '--K=2'], 'draws over several values'),
@@ -35,8 +34,9 @@ REFUSALS = [
     ([*COMPARE, '--seed=3'], 'a setting of a run belongs into an arm, in quotes'),
     ([*COMPARE[:3], '--more=--seed 1'], 'compare has --seeds and --out'),
     ([*COMPARE[:3], '--more=--data={data},nowhere'], 'no data in nowhere'),
-    ([*COMPARE[:2], *COMPARE[1:], '--seeds=1'], 'two arms have one name'),
-    ([*COMPARE, 'other/baseline.py --steps=482'], 'baseline --steps=482 is other/baseline.py')]
+    ([*COMPARE[:2], *COMPARE[1:], '--seeds=1'], 'two arms would have one name'),
+    ([*COMPARE, 'other/baseline.py --steps=482'],
+     'the partner of lidas would be called baseline --steps=482')]
 
 
 @pytest.fixture

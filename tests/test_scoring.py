@@ -11,6 +11,7 @@ import re
 import runpy
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -251,6 +252,9 @@ def test_generated_answer_ends_at_any_end_and_has_no_marks(tiny, tmp_path):
     ours = harness.Model(SimpleNamespace(model=model, answer=model, path=tmp_path, options=asked))
     question = SimpleNamespace(args=('x', dict(until=[], max_gen_toks=8)))
     assert ours.generate_until([question]) == ['ab']
+    question.args[1].update(do_sample=True, temperature=0.7)
+    with pytest.raises(Refused, match='a task wants texts that are drawn'):
+        ours.generate_until([question])
 
 
 @pytest.mark.parametrize('kind, way', [('core', dict(r=3)), ('mistral', dict(window='1-2', K=2))])
@@ -311,7 +315,7 @@ def test_metrics_of_lm_eval_become_scores(monkeypatch, run):
         'samples': {task: [dict(doc_id=i, filter=how, f1=value) for i, value in enumerate(values)
                            for how, value in (('none', value), ('other', 5))]
                     for task, values in samples.items()},
-        'higher_is_better': dict(drop=dict(ppl=False)),
+        'higher_is_better': dict(drop=dict(ppl=False), both=dict(f1=None)),     # parts disagree
         'group_subtasks': dict(both=['squad', 'drop'], shares=['drop', 'coqa'])})
     monkeypatch.setitem(harness.LISTS, 'l', [('drop', None, None), ('coqa', 0, 'f1')])
     monkeypatch.setitem(harness.LISTS, 'm', [('drop', None, None), ('squad', 0, 'f1')])
@@ -360,6 +364,31 @@ def test_evaluate_says_the_same_of_a_run_and_its_export(run, tmp_path, local, mo
     row = rows['ours', in_words(way), 'toy_assign/1']
     assert [row['mean'], row['change']] == [looped.mean, pytest.approx(changes.mean())]
     assert row['change_error'] == pytest.approx(changes.std(ddof=1) / 20 ** 0.5)
+
+
+def test_evaluate_leaves_out_what_an_ordinary_model_has_not(run, tmp_path, tiny, capsys):
+    "Its window stays, next to a recurrent model's r. Alone it has no way but its own."
+    save_run(tmp_path / 'core', surgery(tiny(vocab_size=257, context=96), '1-2-1'))
+    asked = ['--tasks=toy_copy', '--measures=', '--n=2']
+    rows = written('evaluate', tmp_path / 'e.csv', run[0], tmp_path / 'core', *asked, '--r=2,3',
+                   '--also=--window=0-0 --K=2')
+    for name, ways in ((Path(run[0]).name, []), ('core', ['--r=2', '--r=3'])):
+        assert [row['way'] for row in where(rows, run=name)] == [
+            'as it is', *ways, '--window=0-0 --K=2']
+    rows = written('evaluate', tmp_path / 'e.csv', *run, *asked, '--span=q:1')
+    assert {row['way'] for row in rows} == {'as it is'}
+    said = capsys.readouterr().err
+    assert 'no recurrent core, so it is scored without --r' in said
+    assert 'has no Span, so it is scored without --span' in said
+
+
+def test_loss_without_targets_is_not_a_number(run, data):
+    "A loss of 0 would look perfect."
+    val = Loader(data, 4, 16, 'val')
+    batch = val.batch
+    val.batch = lambda step: (batch(step)[0], torch.full_like(batch(step)[1], -1), batch(step)[2])
+    scores = data_scores(checkpoint.load_model(run[0]), val, 2)
+    assert math.isnan(scores['loss'].mean)
 
 
 def test_evaluate_gives_all_models_rows_of_one_size(run, tmp_path, tiny, data, capsys):
@@ -478,10 +507,10 @@ def test_sweep_screens_by_half_and_judges_by_half(tmp_path, tiny, data, capsys):
 
 
 def test_sweep_judges_what_gained_most_and_no_nan(tmp_path, tiny, monkeypatch, capsys):
-    answers = {'as it is': [1, 1, 0, 0] * 2, '--loop=1x2-3': [0] * 8, '--loop=3-1x2': [1] * 8,
-               '--loop=1-1x2-2': [math.nan] * 8, '--loop=2-1x2-1': [1, 1, 1, 0] * 2}
-    monkeypatch.setattr(scoring, 'scores_in_way', lambda subject, way: dict(
-        toy_copy=(score_of('share', answers[in_words(way)]), ''),
+    # as it is, then with layer 0, 1, 2 and 3 run twice
+    answers = iter([[1, 1, 0, 0] * 2, [0] * 8, [math.nan] * 8, [1, 1, 1, 0] * 2, [1] * 8])
+    monkeypatch.setattr(scoring, 'scores_now', lambda subject: dict(
+        toy_copy=(score_of('share', next(answers)), ''),
         beside=(Score('log_prob', 0.0, None, [0.0] * 8), '')))      # by which nothing is ranked
     run = save_run(tmp_path / 'run', tiny(vocab_size=257, context=96))
     written('sweep', tmp_path / 's.csv', run, '--blocks=1', '--tasks=toy_copy', '--best=2')

@@ -6,13 +6,13 @@ likely.
     nanodepth evaluate out/lidas-* out/baseline-* --against=baseline        # seed by seed
 """
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from tqdm import tqdm
 
-from nanodepth.common.errors import check_choice
+from nanodepth.common.errors import check_choice, say
 from nanodepth.common.options import read
 from nanodepth.model import require, spans_in
 from nanodepth.models.checkpoint import named_models
@@ -53,9 +53,22 @@ def draw(rows, x, out):
     show(out, draw_curves, points, 'x', None, [*values], '', x)
 
 
+def ways_for(subject, options):
+    """Return the ways in which a model is scored. Without a recurrent core --r is left out, and
+    without a Span --span is, so that ordinary models may be named next to others."""
+    parts = dict(r=core_of(subject.model), span=spans_in(getattr(subject.model, 'order', ())))
+    for name, part in parts.items():
+        if getattr(options, name) and not part:
+            say(f'{subject.path} has no {"recurrent core" if name == "r" else "Span"}, so it is '
+                f'scored without --{name}')
+            options = replace(options, **{name: ()})
+    return ways_of(options)
+
+
 def main(argv=None):
     options = read(Options, argv, ['models'])
-    ways, paths = ways_of(options), named_models(options.models)
+    paths = named_models(options.models)
+    ways_of(options)            # refuse a mistake before anything is scored
     require(not options.x or len(getattr(options, options.x) or ()) > 1,
             f'--x={options.x} draws over several values: give --{options.x}=1,2,4')
     require(options.x != 'shots' or options.tasks, '--x=shots is for --tasks')
@@ -72,15 +85,9 @@ def main(argv=None):
         require(data[0] == data[1], f'{first.path} is measured on {data[0]}, and {path} on '
                 f'{data[1]}: give --data, so that both answer the same, name them the other way '
                 'round, or --measures=')
-        # next to a recurrent model, or one with a Span, an ordinary model is scored as it is
-        has_span = spans_in(getattr(subject.model, 'order', ()))
-        plain_only = len(paths) > 1 and (options.r and not core_of(subject.model)
-                                         or options.span and not has_span)
-        for new_rows in score_ways(subject, ways[:1] if plain_only else ways, **names_of(name)):
+        for new_rows in score_ways(subject, ways_for(subject, options), **names_of(name)):
             rows += new_rows
             write_csv(rows, out)        # what was measured is kept if the next way is stopped
-    require(not options.r or any('r' in row.settings for row in rows),
-            '--r: none of these models has a recurrent core')
     print_table(rows, {group: options.against for group in groups if group not in options.against})
     print(f'numbers: {write_csv(rows, out)}')
     if options.x:

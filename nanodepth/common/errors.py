@@ -29,8 +29,8 @@ def refusing(*kinds, why=str):
     try:
         yield
     except kinds as error:
-        if isinstance(error, Refused):
-            raise
+        if isinstance(error, Refused) and Refused not in kinds:
+            raise           # it is a line already
         raise Refused(why(error)) from None
 
 

@@ -10,6 +10,9 @@ from nanodepth.model import Refused, require
 from nanodepth.training import settings
 
 
+OWN_FILES = []      # the user's files that this command has run first: nanodepth mine.py COMMAND
+
+
 def read(cls, argv=None, words=()):
     """Return a command line as an instance of a dataclass. Words without dashes set the fields that
     `words` names, in this order, and a field that is a list takes all that are left. If `words` is

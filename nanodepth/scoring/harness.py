@@ -78,6 +78,8 @@ class Model(HFLM):
         "Return a prompt (1, T) and, after it, the likeliest tokens up to the end of an answer."
         if not is_ours(self.answer):
             return super()._model_generate(context, max_length, stop, **how)
+        require(not how.get('do_sample'), 'a task wants texts that are drawn (do_sample), but a '
+                'model of ours writes the likeliest tokens here')
         ends = generation_of(self.path).get('eos_token_id')
         ends = {self.eot_token_id, *(ends if isinstance(ends, list) else [ends])}
         is_stopped = stop_sequences_criteria(self.tokenizer, stop, context.shape[1], 1)
@@ -178,6 +180,6 @@ def score_of(results, task, metric, filter_name):
     is_group = task in results.get('group_subtasks', {})
     is_share = (answers or is_group) and all(0 <= number <= 1 for number in (value, *answers))
     kind = 'share' if is_share else 'score'
-    if not results['higher_is_better'].get(task, {}).get(metric, True):
+    if results['higher_is_better'].get(task, {}).get(metric) is False:      # (None: not known)
         kind = 'less'
     return Score(kind, value, error if isinstance(error, float) else None, answers)

@@ -56,11 +56,10 @@ def data_scores(model, loader, batches=None, pieces=1, text=False):
         for kind, is_right in of_answers:
             answers[loader.kinds[kind - 1]].append(int(is_right))
     sums, counts = torch.stack(sums_of_rows).unbind(1)
-    loss = (sums.sum() / counts.sum().clamp(min=1)).item()
+    loss = (sums.sum() / counts.sum()).item()       # nan if there are no targets
     # The loss is a mean over tokens. These values, one for each row, have the same mean, and their
     # spread gives its standard error, even if rows have unequal numbers of targets.
-    mean_count = counts.mean().clamp(min=1e-9)
-    losses = (sums / mean_count + loss * (1 - counts / mean_count)).tolist()
+    losses = (sums / counts.mean() + loss * (1 - counts / counts.mean())).tolist()
     scores = dict(loss=Score('nats', loss, error_of(losses), losses))
     if text and 'text' in loader.kinds:
         total, n = sums_of_kinds[1 + loader.kinds.index('text'), :2].tolist()
@@ -141,9 +140,9 @@ class Subject:
                 'left out')
 
 
-def scores_in_way(subject, way):
+def scores_now(subject):
     """Return {name: (Score, the validation data in words, or '' if it reads none)} for the model as
-    it runs now, which is in this way."""
+    it runs now."""
     options, val, scores = subject.options, subject.val, {}
     data = described(val, subject.batches) if val else ''
     if val and {'loss', 'text'} & {*options.measures}:
@@ -181,14 +180,14 @@ def score_ways(subject, ways, **names):
     context = val and len(val.starts) + val.context
     for way in tqdm(ways, str(subject.path), unit='way', leave=False, disable=len(ways) == 1):
         with in_way(subject.model, way):
-            scores = scores_in_way(subject, way)
+            scores = scores_now(subject)
             cost = cost_columns(subject.state, subject.model, way, context)
         plain = plain or scores
         rows = []
         for name, (score, data) in scores.items():
             before = plain[name][0] if name in plain else Score(score.kind, math.nan, None, [])
             change = score.mean - before.mean
-            changes = [b - a for a, b in zip(before.answers, score.answers)]
+            changes = [b - a for a, b in zip(before.answers, score.answers)]    # paired
             if abs(mean(changes) - change) > 1e-9:      # a perplexity is not a mean over documents
                 changes = []
             rows.append(Row(
