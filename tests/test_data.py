@@ -14,6 +14,7 @@ import re
 import runpy
 import shutil
 import signal
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -385,10 +386,55 @@ def test_text_of_so_many_tokens(tmp_path, monkeypatch):
     for name, more, message in (('few', '--workers=1', 'are too few'),
                                 ('parts', '--tokens=10K', '--tokens is for one large file'),
                                 ('few', '--chat', '--chat is for rows'),
-                                ('rows.jsonl', '--column=messages', 'holds no text, but'),
+                                ('rows.jsonl', '--column=messages', 'not hold text, but .*--chat'),
                                 ('rows.jsonl', '--column=text', "no column 'text', but messages")):
         with pytest.raises(Refused, match=message):
             text_script['main']([str(tmp_path / name), more, f'--out={tmp_path / name}-{more}'])
+        assert not (tmp_path / f'{name}-{more}').exists()
+
+
+def test_after_a_refused_conversion_the_corrected_command_works(tmp_path):
+    "Nothing is left of it. A folder that holds somebody's file keeps that."
+    rows = [dict(content=f'document {i}') for i in range(30)]
+    (tmp_path / 'rows.jsonl').write_text('\n'.join(map(json.dumps, rows)))
+    command = [str(tmp_path / 'rows.jsonl'), f'--out={tmp_path / "out"}', '--workers=1']
+    with pytest.raises(Refused, match="no column 'text', but content"):
+        text_script['main'](command)
+    assert not (tmp_path / 'out').exists()
+    (tmp_path / 'out').mkdir()          # as a kill leaves it: a plan, a hidden file, half a part
+    for name in ('plan.json', '.train_00000.bin.7.unfinished', 'train_00000.bin'):
+        (tmp_path / 'out' / name).write_text('{}')
+    os.utime(tmp_path / 'out/.train_00000.bin.7.unfinished', (0, 0))
+    text_script['main']([*command, '--column=content'])
+    assert {path.name for path in (tmp_path / 'out').iterdir()} >= {'train.json', 'val.json'}
+    assert not [*(tmp_path / 'out').glob('.*')]
+    (tmp_path / 'other').mkdir()
+    (tmp_path / 'other/thesis.txt').write_text('mine')
+    with pytest.raises(Refused, match='holds something else'):
+        text_script['main']([command[0], f'--out={tmp_path / "other"}', '--column=content'])
+    assert [path.name for path in (tmp_path / 'other').iterdir()] == ['thesis.txt']
+
+
+WORKERS = """
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from nanodepth.text.tokens import end_with_parent
+if __name__ == '__main__':
+    pool = ProcessPoolExecutor(1, get_context('spawn'), end_with_parent)
+    pool.submit(print, 'begun', flush=True)
+    pool.submit(time.sleep, 3600).result()
+"""
+
+
+def test_workers_end_with_a_process_that_is_killed(tmp_path):
+    "Their output has its end only when they have ended, too."
+    (tmp_path / 'pool.py').write_text(WORKERS)
+    process = subprocess.Popen([sys.executable, str(tmp_path / 'pool.py')], stdout=subprocess.PIPE,
+                               text=True, env=os.environ | dict(PYTHONPATH=str(ROOT)))
+    assert process.stdout.readline() == 'begun\n'
+    process.kill()
+    assert process.communicate(timeout=60)[0] == ''
 
 
 @pytest.mark.parametrize('read, row, text', [
@@ -397,6 +443,9 @@ def test_text_of_so_many_tokens(tmp_path, monkeypatch):
     ('chat', dict(text='<|im_start|>user\nWhat?<|im_end|>\n<|im_start|>assistant\nThat.<|im_end|>'),
      'What?That.'),
     ('chat', dict(text='assistant: <think>well</think> 4'), None),
+    ('chat', dict(text=[dict(role='user', content='What is 2 + 2?'), dict(content=None),
+                        dict(role='assistant', content='4.')]), 'What is 2 + 2?\n4.'),
+    ('chat', dict(text=[dict(role='assistant', content='<think>well</think> 4')]), None),
     ('chat', dict(text='assistant: 4', generator='DeepSeek-R1'), None),
     ('archived', dict(text='here', blob_id='a'), 'here'),
     ('archived', dict(text=None, blob_id='b'), 'fetched'),

@@ -205,6 +205,13 @@ def whole(path):
     os.replace(new, path)
 
 
+def remove_unfinished(folder):
+    "Remove what killed processes have left, if it is so old that no process still writes it."
+    for path in folder.glob('.*.unfinished'):
+        if time.time() - path.stat().st_mtime > DAY:
+            path.unlink()
+
+
 def open_folder(beginning, datasets):
     """Open a run's folder, new or as it is. It gets run.json, the tokenizer's files, and the log,
     which begins with the lines of the past. Returns the log, open for more."""
@@ -213,9 +220,7 @@ def open_folder(beginning, datasets):
         return open(os.devnull, 'w')
     out, past = Path(beginning.c.out_dir), beginning.past
     out.mkdir(parents=True, exist_ok=True)
-    for path in out.glob('.*.unfinished'):      # a process that was killed leaves it
-        if time.time() - path.stat().st_mtime > DAY:        # another process may still write it
-            path.unlink()
+    remove_unfinished(out)
     about = datasets[0].about
     with whole(out / 'run.json') as new:
         new.write_text(json.dumps(dict(

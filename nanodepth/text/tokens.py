@@ -5,6 +5,7 @@ file alone, small ones together. A part is there whole or not at all, so a comma
 goes on when it is repeated, and the number of processes changes nothing.
 Usage: prepare({'smollm': [Source(...)]}, out=Path('data/smollm'))     # in data/smollm/prepare.py
 """
+import contextlib
 import fnmatch
 import functools
 import glob
@@ -15,10 +16,11 @@ import json
 import math
 import os
 import re
+import threading
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 
 import numpy as np
@@ -27,10 +29,10 @@ from tqdm import tqdm
 from nanodepth.common.errors import check_choice, refusing
 from nanodepth.common.files import hash_of, read_json, replace, write_json
 from nanodepth.common.options import read
-from nanodepth.model import require
+from nanodepth.model import Refused, require
 from nanodepth.text.tokenizer import (copy_tokenizer, encode_as_array, fingerprint, get_tokenizer,
                                       stands_for, start_of_document, token_type)
-from nanodepth.training.checkpoint import whole
+from nanodepth.training.checkpoint import remove_unfinished, whole
 from nanodepth.training.loader import BEGINS
 
 # Plain text, as far as it is taken from a folder. (A .json there may hold settings.)
@@ -65,15 +67,25 @@ REASONERS = re.compile(r'\bR1\b|deepseek[-_ ]?r1|\bQwQ\b|reasoning:?\s*on', re.I
 
 
 def text_of(row, column):
-    require(column in row, f'there is no column {column!r}, but {", ".join(row)}')
-    require(isinstance(row[column], str | None), f'the column {column!r} holds no text, but '
-            f'{row[column]!r:.60}')
+    "Return a row's text, or None if it has none."
+    require(column in row, f'there is no column {column!r}, but {", ".join(row)}: try --column=...')
+    hint = ' (--chat reads messages)' if isinstance(row[column], list) else ''
+    require(isinstance(row[column], str | None), f'the column {column!r} does not hold text, but '
+            f'{row[column]!r:.60}{hint}')
     return row[column]
 
 
 def chat(row, column):
-    """An instruction example without the tags of its roles, or None if a reasoning model wrote it
-    ("Retrofitted Recurrence", section 4.4). Which columns say so depends on the dataset."""
+    """Return an instruction example without the tags of its roles, or None if a reasoning model
+    wrote it ("Retrofitted Recurrence", section 4.4), as its text or any other column may tell. The
+    example is a text, or a list of messages, each with a role and a content."""
+    if isinstance(row.get(column), list):
+        contents = [message.get('content') if isinstance(message, dict) else message
+                    for message in row[column]]
+        require(all(isinstance(content, str | None) for content in contents),
+                f'the column {column!r} does not hold messages with texts, but '
+                f'{row[column]!r:.60}')
+        row = row | {column: '\n'.join(filter(None, contents))}
     text = text_of(row, column) or ''
     others = ' '.join(str(value) for key, value in row.items() if key != column)
     if not (REASONING.search(text) or REASONERS.search(others)):
@@ -224,29 +236,69 @@ def describe(folder, split, tokenizer, shards, kinds, origin):
         kinds=kinds, shards=shards, origin=origin))
 
 
-def make(folder, parts, how, workers=1, budget=math.inf):
-    """Make a dataset of the first parts that have `budget` tokens to train on together, or of all.
-    Returns how many tokens they have."""
-    plan, path = json.dumps(asdict(how) | dict(parts=parts)), folder / 'plan.json'
-    begun = path.exists() and path.read_text() == plan
-    require(begun or not folder.exists() or not any(folder.iterdir()),
-            f'{folder} holds something else, or was begun with other files or settings: remove it, '
-            'or choose another --out')
+@contextlib.contextmanager
+def begun_with(folder, plan):
+    """Inside this `with`, write the parts of a dataset. `plan` is a text that names all files and
+    settings. A folder with parts that were begun with another plan is refused. If nothing is
+    written, because the first part is refused, say, nothing is left."""
+    path = folder / 'plan.json'
+    is_begun = any(folder.glob('part_*.json'))
+    names = [file.name for file in folder.iterdir()] if folder.exists() else []
+    others = [name for name in names
+              if not re.fullmatch(r'plan\.json|\..*\.unfinished|(train|val)_\d+\.bin', name)]
+    is_same = path.exists() and path.read_text() == plan
+    require(is_same or not is_begun and not others, f'{folder} holds something else, or was begun '
+            'with other files or settings: remove it, or choose another --out')
     replace(path, plan.encode())
+    remove_unfinished(folder)
+    try:
+        yield
+    except BaseException:
+        if not any(folder.glob('part_*.json')):
+            path.unlink()
+            with contextlib.suppress(OSError):      # the folder held something before
+                folder.rmdir()
+        raise
+
+
+def end_with_parent():
+    "In a worker: end when the process that started it has ended, even if that was killed."
+    def wait():
+        parent_process().join()
+        os._exit(1)
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def write_parts(folder, parts, how, workers, budget):
+    "Write the first parts that have `budget` tokens together. Return what write_part returns."
     made, n, numbered = [], 0, enumerate(parts)
     write = functools.partial(write_part, folder, how)
-    with (ProcessPoolExecutor(workers, get_context('spawn')) as pool,
+    with (ProcessPoolExecutor(workers, get_context('spawn'), end_with_parent) as pool,
           tqdm(desc=folder.name, total=budget, unit='token', unit_scale=True) as bar):
         run = map if workers == 1 else pool.map
         while n < budget and (some := list(itertools.islice(numbered, workers))):
             for part in run(write, *zip(*some)):
-                if n < budget:          # else more were begun than were still needed
+                if n < budget:          # otherwise more were begun than were still needed
                     made.append(part)
                     n += part['train']['tokens']
                     bar.update(n - bar.n)
-    counts = {split: sum(part[split]['documents'] for part in made) for split in ('train', 'val')}
-    require(all(counts.values()), f'{folder}: {counts} documents are too few (a row is one, and a '
-            'file of text, which is cut at empty lines if it is alone)')
+    return made
+
+
+def make(folder, parts, how, workers=1, budget=math.inf):
+    """Make a dataset of the first parts that have `budget` tokens to train on together, or of all.
+    Return how many tokens they have."""
+    with begun_with(folder, json.dumps(asdict(how) | dict(parts=parts))):
+        made = write_parts(folder, parts, how, workers, budget)
+        counts = {split: sum(part[split]['documents'] for part in made)
+                  for split in ('train', 'val')}
+        if not all(counts.values()):
+            for i in range(len(made)):          # so that the corrected command may begin anew
+                for name in (f'part_{i:05d}.json', f'train_{i:05d}.bin', f'val_{i:05d}.bin'):
+                    (folder / name).unlink()
+            raise Refused(f'{folder}: {counts} documents are too few (a row is one, and a file of '
+                          'text, which is cut at empty lines if it is alone)')
+    n = sum(part['train']['tokens'] for part in made)
     origin = asdict(how) | dict(documents=counts)
     (folder / 'train.json').unlink(missing_ok=True)     # it comes last: with it, it is a dataset
     # small shards as a single one: a window of text lies within a shard, and theirs are short
