@@ -5,6 +5,7 @@ its `with` a model is as it was; what cannot be is a line. `make test` runs six 
 in what they do, `make families` (FAMILIES=all) all of them in both forms of attention.
 """
 import copy
+import io
 import os
 from concurrent.futures import ThreadPoolExecutor
 
@@ -485,9 +486,14 @@ def run_wrapped_twice(model):
         run_wrapped(model)
 
 
-def run_a_copy(model):
+def copy_wrapped(model):
     with wrapped(model, WINDOW):
-        copy.deepcopy(model)(tokens())
+        copy.deepcopy(model)
+
+
+def save_wrapped(model):
+    with wrapped(model, WINDOW):
+        torch.save(model, io.BytesIO())
 
 
 @pytest.mark.parametrize('make, act, message', [
@@ -495,7 +501,8 @@ def run_a_copy(model):
     (None, lambda m: run_wrapped(m, pin=True), 'no mixture of experts'),
     (lambda: family('llama'), lambda m: run_wrapped(m, pin=True), 'pin: no router'),
     (lambda: family('llama'), run_wrapped_twice, 'is wrapped already'),
-    (lambda: family('llama'), run_a_copy, 'a copy of a wrapped model'),
+    (lambda: family('llama'), copy_wrapped, 'a wrapped model is not copied or pickled'),
+    (lambda: family('llama'), save_wrapped, 'or use save_pretrained'),
     (an_encoder_and_a_decoder, run_wrapped, 'is no decoder with one list of 4 layers'),
     (lambda: family('lfm2', layer_types=['conv', 'full_attention'] * 3), run_wrapped,
      'layer 2 is of the kind conv'),

@@ -22,7 +22,8 @@ from nanodepth.text.tokens import How, files_in, format_of, make, number, parts_
 class Options:
     files: list[str]      # .jsonl, .parquet, anything else as plain text; or folders
     tokenizer: str = 'bytes'        # bytes, gpt2, a checkpoint, a tokenizer.json
-    column: str = 'text'            # where .jsonl and .parquet have the text
+    # where .jsonl and .parquet have the text, or with --chat a list of messages
+    column: str = 'text'
     tokens: str | None = None       # of one file: stop after so many, such as 70M; None: all of it
     chat: bool = False              # remove role tags, leave out what reasoning models wrote
     workers: int = os.cpu_count()   # processes for much text; they do not change the result

@@ -17,7 +17,7 @@ import torch
 
 from nanodepth import wrapper
 from nanodepth.common.whose import is_ours
-from nanodepth.model import require
+from nanodepth.model import Refused, require
 from nanodepth.wrapper import make_windows, pick_window
 
 
@@ -104,7 +104,6 @@ def replaying(window, layers, pin):
     now = threading.local()         # each thread that runs the model has a Replay of its own
 
     def call_layer(layer, ordinary, *args, **kwargs):
-        require(layer in layers, 'this is a copy of a wrapped model: copy it outside of the with')
         x, *args = args or [kwargs.pop('hidden_states')]
         call = lambda x: ordinary(x, *args, **kwargs)
         if layer is window.items[0]:
@@ -155,8 +154,13 @@ def called_by(call, module):
     def __call__(self, *args, **kwargs):
         return call(self, functools.partial(kind.__call__, self), *args, **kwargs)
 
-    called = type(kind.__name__, (kind,), dict(__call__=__call__, __module__=kind.__module__,
-                                               is_wrapped=True))
+    def __reduce_ex__(self, protocol):
+        raise Refused('a wrapped model is not copied or pickled (torch.save): do so outside of the '
+                      '`with`, or use save_pretrained')
+
+    called = type(kind.__name__, (kind,), dict(
+        __call__=__call__, __reduce_ex__=__reduce_ex__, __module__=kind.__module__,
+        is_wrapped=True))
     called.forward = kind.forward       # transformers gives a new class another one
     module.__class__ = called
     try:
