@@ -2,6 +2,7 @@
 import dataclasses
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from nanodepth.commands.train import planned
 from nanodepth.common.options import read
 from nanodepth.models.checkpoint import load_model
 from nanodepth.models.joined import save_joined
+from nanodepth.retrofit import surgery
 from nanodepth.train import train
 from nanodepth.training.plan import Config
 
@@ -89,3 +91,28 @@ def test_idea_is_asked(idea, capsys):
     for way in ASKED.get(name, '').removeprefix('--span=').split(','):
         assert way in said
     nanodepth(None, [str(idea.file), 'sample', c.out_dir, '--device=cpu', '--tokens=4'])
+
+
+def test_a_halting_core_stops_when_all_tokens_are_at_rest(tiny):
+    """With a large eps, one run is enough. What it gives does not depend on whether the core stops
+    or, with a cache, computes all runs. Of 2 + 5 x 2 + 2 layers, 8 need not run."""
+    c = read(Config, ['config/ideas/halt.py'])
+    model = surgery(tiny(n_layer=6, vocab_size=257), '2-2-2', c.core, r=5)
+    torch.nn.init.normal_(model.order[2].adapter.weight, std=0.2)      # else the first run is all
+    tokens = torch.randint(97, (2, 12), generator=torch.Generator().manual_seed(0))
+    ran = []
+    for i, layer in enumerate(model.layers):
+        layer.register_forward_hook(lambda *_, i=i: ran.append(i))
+    with torch.no_grad():
+        for eps, layers in ((0.0, 14), (1e9, 6)):
+            model.order[2].eps = eps
+            ran.clear()
+            alone = model(tokens)
+            assert len(ran) == layers
+            assert torch.equal(model(tokens, cache={}), alone) and len(ran) == layers + 14
+    loader = SimpleNamespace(n_batches=1, context=12, batch=lambda i: (tokens,))
+    numbers = c.metric(model, loader)
+    assert numbers['runs'] == pytest.approx(1)
+    whole = model.flops_per_token(context=12)       # backprop_depth is 8, so all five runs count
+    model.order[2].r = 1
+    assert numbers['FLOPs saved'] == pytest.approx(1 - model.flops_per_token(context=12) / whole)

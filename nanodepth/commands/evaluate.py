@@ -8,7 +8,6 @@ likely.
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from tqdm import tqdm
 
@@ -28,7 +27,8 @@ from nanodepth.scoring.way import Ways, in_words, ways_of
 class Options(Ways, ScoreOptions):
     # folders that train.py wrote, or Hugging Face checkpoints; NAME-0, NAME-1, ... are averaged
     models: list[str]
-    x: Literal['r', 'K', 'T', 'beta', 'shots'] | None = None    # draw a picture over this
+    # draw a picture over r, K, T, beta, tol, shots, or over NAME, if --span=NAME:0.1,NAME:0.2
+    x: str | None = None
     against: tuple[str, ...] = ()   # groups of seeds, with which every other one is compared
     out: Path | None = None         # the rows as CSV; None: out/evals/MODEL.csv
 
@@ -39,6 +39,10 @@ def draw(rows, x, out):
     for row in rows:
         settings, measure, unit = dict(row.settings), row.measure, UNITS[row.kind]
         at = settings.pop(x, None)
+        name, _, value = settings.get('span', '').partition(':')
+        if name == x:
+            at = value
+            del settings['span']
         if x == 'shots':
             match = re.fullmatch(r'(.*), (\d+) shots(.*)', measure)
             if not match:           # the loss has no shots
@@ -69,8 +73,13 @@ def main(argv=None):
     options = read(Options, argv, ['models'])
     paths = named_models(options.models)
     ways_of(options)            # refuse a mistake before anything is scored
-    require(not options.x or len(getattr(options, options.x) or ()) > 1,
-            f'--x={options.x} draws over several values: give --{options.x}=1,2,4')
+    if options.x:
+        drawn = ['r', 'K', 'T', 'beta', 'tol', 'shots']
+        names = [text.partition(':')[0] for text in options.span]
+        check_choice('--x', options.x, [*drawn, *names])
+        values = getattr(options, options.x) or () if options.x in drawn else options.span
+        require(len(values) > 1, f'--x={options.x} draws over several values: give '
+                f'--{options.x}=1,2,4')
     require(options.x != 'shots' or options.tasks, '--x=shots is for --tasks')
     groups = [names_of(name)['group'] for name in paths]
     for name in options.against:

@@ -40,9 +40,10 @@ def many_ways(options, model):
         loops = [f'{start}-{size}x{times}-{n - start - size}' for size in options.blocks
                  for start in range(n - size + 1) for times in options.times]
         return [{}, *(dict(loop=loop.removeprefix('0-').removesuffix('-0')) for loop in loops)]
-    if options.loop or options.r:
+    if options.loop or options.r or options.span:
         return ways_of(options)
-    require(options.window or not core_of(model), 'of a recurrent model, give --r or --window')
+    require(options.window or not core_of(model), 'for a recurrent model, give --r, --span or '
+            '--window')
     for part in options.window or (f'all{min(4, n)}',):
         every = re.fullmatch(r'all([1-9]\d*)', part)
         a, b = pick_window(f'0-{int(every[1]) - 1}' if every else part, n)
