@@ -69,6 +69,19 @@ def ways_for(subject, options):
     return ways_of(options)
 
 
+def measures_to_show(rows):
+    """Return the measures in the table: all of them or, in a long table, all but the kinds of
+    answers that the data mark."""
+    measures = dict.fromkeys(row.measure for row in rows)
+    kinds = {row.measure for row in rows if row.data and row.kind == 'share'}
+    lines = {(row.measure, row.group, row.way) for row in rows}
+    if len(lines) <= 40:
+        return [*measures]
+    if kinds:
+        print(f'not in this long table, but among the numbers: {", ".join(sorted(kinds))}')
+    return [name for name in measures if name not in kinds]
+
+
 def main(argv=None):
     options = read(Options, argv, ['models'])
     paths = named_models(options.models)
@@ -97,7 +110,8 @@ def main(argv=None):
         for new_rows in score_ways(subject, ways_for(subject, options), **names_of(name)):
             rows += new_rows
             write_csv(rows, out)        # what was measured is kept if the next way is stopped
-    print_table(rows, {group: options.against for group in groups if group not in options.against})
+    bases = {group: options.against for group in groups if group not in options.against}
+    print_table(rows, bases, measures_to_show(rows))
     print(f'numbers: {write_csv(rows, out)}')
     if options.x:
         draw(rows, options.x, out)

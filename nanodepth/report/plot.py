@@ -110,7 +110,8 @@ def draw_curves(rows, x, panel, values, title, axis, labels={}):
         ax.set_title(value if panel is None else f'{value}, {named}', fontsize=9)
         ax.set_xlabel(axis, fontsize=8)
         places = sorted({row[x] for row in here} - {None})
-        ax.set_xticks(places[::-(-len(places) // 8) or 1])
+        places = places[::-(-len(places) // 8) or 1]
+        ax.set_xticks(places, [f'{place:g}' for place in places], fontsize=7)
     axes[0][0].legend(frameon=False, fontsize=8)
     fig.suptitle(title, fontsize=11)
     return fig

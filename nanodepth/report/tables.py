@@ -131,6 +131,8 @@ def difference(rows, others):
     by_answers = is_one_model and len(changes) == 1
     p, error = (row.p, row.change_error) if by_answers else (p_of(changes), None)
     text = printed(changes, row.kind, error, '+')
+    if by_answers and error is None:        # a number without answers, such as a count of runs
+        return text, '', ''
     if not any(changes) and not error:
         return text, '', 'equal'
     if len(changes) == 1 and not by_answers:
