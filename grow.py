@@ -1,21 +1,23 @@
 """Train shallow, then grow deeper: new layers start as copies of middle ones (MIDAS, LIDAS, ...).
 
-The idea: a grown model is an order of the small one, [0, 1, 2, 3, 2, 3] say, after which every
-entry gets its own copy of the weights. So growing is untied looping, and looping is tied growing:
-`untie(model, order)` computes what `order` computed, to the last bit, and from then on the copies
-drift apart. (The small model has not run that order before, so the loss jumps a little.) A step of
-a shallow model costs less, so growing saves compute.
+The idea: a grown model begins as an order of the small model, such as [0, 1, 2, 3, 2, 3], and then
+every entry gets its own copy of the weights. So growing is untied looping, and looping is tied
+growing: `untie(model, order)` computes what `order` computed, to the last bit, and from then on the
+copies drift apart. (The small model has not run that order before, so the loss jumps a little.) A
+step of a shallow model costs less, so growing saves compute.
 
 Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", section 3.1 (the operators), appendix A
 (the schedule, PROP-alpha: stage i gets a share i^alpha of the steps), Table 7 (the compute saved).
-MIDAS is Saunshi et al., 2024.
-Differs: LIDAS's slice and PROP-alpha's rounding (docs/FIGURES.md, at its end).
+MIDAS is from Saunshi et al., 2024.
+What differs here: the paper's printed slice of LIDAS has b + 1 layers, and here it has b, as in the
+paper's Figure 2. The steps that rounding leaves over go to the last stage, so that Table 7 comes
+out.
 
 Usage:
     order = lidas(n_layer=8, block=2)                   # [0, 1, 2, 3, 4, 3, 4, 5, 6, 7]
     deeper = untie(model, order)                        # ten layers with their own weights
-    states = states_of_copies(states, order)            # and what an optimizer remembers of them
-    python grow.py lidas 32 4                           # which layer came from which, up to 32
+    states = states_of_copies(states, order)            # what an optimizer remembers of them
+    python grow.py lidas 32 4               # from which layer each layer is copied, up to 32
 """
 import copy
 import dataclasses
@@ -26,7 +28,7 @@ import torch
 from loop import repeat_block
 from model import Refused, Span, require
 
-# -------------------------------------------------------------------------------- operators: orders
+# ------------------------------------------------------------- growth operators: they return orders
 
 def midas(n_layer, block):
     "Repeat the middle one of n blocks: [B0 .. Bm, Bm, ..], m = ceil(n/2) - 1 (the paper's Eq. 2)."
@@ -46,7 +48,7 @@ def stack(n_layer, block):
 
 
 def double(n_layer, block):
-    "Repeat the whole model. (Its block is not needed: all four are called alike.)"
+    "Repeat the whole model. (It ignores `block`, but all four operators are called the same way.)"
     return repeat_block(range(n_layer), 0, n_layer)
 
 
@@ -60,7 +62,7 @@ def untie(model, order, init=None):
     the old layer 0, and 1 and 3 as the old layer 1.
 
     init(new_layer, old_layer) is called for the second and each later copy of a layer, and may
-    change the copy. The first copy stays exact."""
+    change that copy. The first copy stays exact."""
     order = model.prepared(order)
     new_order, sources = numbered_anew(order)   # new layer i is a copy of the old layer sources[i]
     # deepcopy puts None where the layers and the order are, to save memory
@@ -77,8 +79,9 @@ def untie(model, order, init=None):
 
 
 def numbered_anew(order, first=0):
-    """Return the order with its layers numbered from `first` on, and their old numbers: [3, 3, 8]
-    becomes [0, 1, 2] and [3, 3, 8]. A Span, such as a Core, is copied and gets other items."""
+    """Return the order with its layers numbered from `first` on, and a list of their old numbers.
+    [3, 3, 8] becomes [0, 1, 2] and [3, 3, 8]. A Span, such as a Core, is copied, and its items get
+    the new numbers."""
     new_order, sources = [], []
     for item in order:
         if isinstance(item, Span):
@@ -93,9 +96,9 @@ def numbered_anew(order, first=0):
 
 
 def states_of_copies(states, order):
-    """Return what an optimizer remembers of the model that untie(model, order) makes. `states` is
+    """Return the optimizer states for the model that untie(model, order) makes. `states` is
     {parameter's name: its state}. The new layer i gets the states of the old layer order[i], and
-    all other parameters keep theirs."""
+    all other parameters keep their states."""
     copies = {name: state for name, state in states.items() if not name.startswith('layers.')}
     for i, source in enumerate(numbered_anew(order)[1]):
         for name, state in states.items():
@@ -107,8 +110,9 @@ def states_of_copies(states, order):
 # ------------------------------------------------------------------------------------- the schedule
 
 def prop_schedule(steps, n_stages, alpha=1.0):
-    """PROP-alpha: stage i gets steps in proportion to i^alpha, rounded down, the last one the rest.
-    With alpha below 0 the shallow stages are the longest."""
+    """Return the steps of each stage (PROP-alpha): stage i gets steps in proportion to i^alpha,
+    rounded down, and the last stage also gets the steps that are left over. If alpha is below 0,
+    the shallow stages are the longest."""
     weights = [i ** alpha for i in range(1, n_stages + 1)]
     lengths = [int(steps * w / sum(weights)) for w in weights]
     lengths[-1] += steps - sum(lengths)
@@ -116,8 +120,8 @@ def prop_schedule(steps, n_stages, alpha=1.0):
 
 
 def growths(grow, start, end, block):
-    """The orders by which `start` layers become `end` layers, one after another. grow: a name in
-    GROWTH, or a function of your own like those."""
+    """Return the orders that turn `start` layers into `end` layers, one growth after another.
+    `grow` is a name in GROWTH, or your own function that is called like these."""
     operator = GROWTH[grow] if isinstance(grow, str) else grow
     name = getattr(grow, '__name__', grow)
     require(1 <= start < end and block >= 1,
@@ -125,22 +129,23 @@ def growths(grow, start, end, block):
     orders, depths = [], [start]
     while depths[-1] < end:
         try:
-            order = [int(i) for i in operator(depths[-1], block)]       # one of yours may use numpy
+            order = [int(i) for i in operator(depths[-1], block)]   # your own may return numpy's
         except Refused as error:
             raise Refused(f'{name} cannot grow {depths[-1]} layers by {block}: {error}') from None
         require(len(order) > depths[-1] and {*order} <= {*range(depths[-1])},
-                f'{name} does not grow a model of {depths[-1]} layers by the order {order}')
+                f'{name} must return more than {depths[-1]} layers, made of the layers 0 to '
+                f'{depths[-1] - 1}, and not {order}')
         orders.append(order)
         depths.append(len(order))
     require(depths[-1] == end, f'{name} grows to {", ".join(map(str, depths))} layers, and '
-            f'n_layer={end} is not among these')
+            f'n_layer={end} is not one of these')
     return orders
 
 
 def growth_plan(grow, start, end, block, constant_steps, alpha=1.0):
-    """Return [(step, order)] of the growths from `start` layers to `end`: at the beginning of this
-    step the model becomes untie(model, order). It has its full depth when the constant phase, which
-    includes the warm-up, ends and the decay begins."""
+    """Return the growths from `start` layers to `end` as [(step, order), ...]: at the beginning of
+    this step the model becomes untie(model, order). The model has its full depth when the decay
+    begins. The steps before that, including the warm-up, are the `constant_steps`."""
     orders = growths(grow, start, end, block)
     lengths = prop_schedule(constant_steps, 1 + len(orders), alpha)
     require(min(lengths) >= 1, f'{constant_steps} steps before the decay are too few for '
@@ -157,6 +162,6 @@ if __name__ == '__main__':
         orders = growths(name, block, n_layer, block)
     except Refused as error:
         sys.exit(f'grow: {error}')
-    print(f'{name}: for each layer of a stage, the layer of the one before that it copies')
+    print(f'{name}: for each layer of a stage, the layer that it copies from the stage before')
     for order in orders:
         print(f'  to {len(order):3} layers: {" ".join(map(str, order))}')

@@ -1,21 +1,22 @@
 """Run the same layers several times: fewer weights than depth.
 
 The idea: a looped model is an order with repeats. In the notation here, 4x6 is four layers that run
-six times, and 4-4x4-4 is four layers, the next four run four times, and then four more. Its weights
-are tied across depth, so it costs as much to run as a deep model and as little to store as a
-shallow one. `untie` (grow.py, the next file) cuts the ties without changing a single logit. Nothing
-here runs a model: Pass in model.py runs any list, and this file writes lists.
+six times, and 4-4x4-4 is four layers, then four layers that run four times, and then four more. Its
+weights are tied across depth, so it costs as much to run as a deep model and as little to store as
+a shallow one. `untie` (grow.py, the next file) gives each run its own weights without changing a
+single logit. Nothing in this file runs a model: Pass in model.py runs any list, and this file
+writes lists.
 
 Paper: "From Growing to Looping", section 3.1 (the notation), 4.2 (repeating a middle block that was
-never trained to loop), 5.2 (recurrence added in the cool-down), Table 1 and Figure 1 (what it is
-worth at equal parameters and equal compute).
-Here: the number after the x counts all runs of a block, so that x2 runs it twice.
+never trained to loop), 5.2 (recurrence added in the cool-down), Table 1 and Figure 1 (how good
+loops are at equal parameters and at equal compute). In this notation the number after the x counts
+all runs of a block, so x2 runs it twice.
 
 Usage:
     order = parse_loop('4-4x4-4')                       # 12 unique layers, 24 deep
     order = repeat_block(model.order, 3, 2, times=2)    # items 3 and 4 of any order twice
-    with in_order(model, order): ...                    # the model is looped in here
-    python loop.py 4-4x4-4                              # the order that it means
+    with in_order(model, order): ...                    # inside, the model runs this order
+    python loop.py 4-4x4-4                              # prints the order
 """
 import contextlib
 import re
@@ -25,21 +26,22 @@ from model import Refused, require
 
 
 def repeat_block(order, start, length, times=2):
-    "The order in which `length` items, from `start` on, run `times` times in all."
+    "Return the order in which `length` items, from `start` on, run `times` times in all."
     before, block, after = three_parts(order, start, length)
     return before + block * times + after
 
 
 def three_parts(order, start, length):
-    "The items of an order before `start`, `length` items from there on, and the rest."
+    "Return the items of an order before `start`, the `length` items from there on, and the rest."
     order = list(order)
     end = start + length
-    require(0 <= start < end <= len(order), f'there are no {length} from {start} on in {order}')
+    require(0 <= start < end <= len(order), f'items {start} to {end - 1} are not in {order}')
     return order[:start], order[start:end], order[end:]
 
 
 def parse_loop(text):
-    "'4-4x4-4' to an order. A segment is SIZE layers, or SIZExTIMES for a block run TIMES times."
+    """Return the order of a text such as '4-4x4-4'. A segment is SIZE for layers that run once, or
+    SIZExTIMES for a block that runs TIMES times."""
     order, unique = [], 0
     for segment in text.split('-'):
         match = re.fullmatch(r'([1-9]\d*)(?:x([1-9]\d*))?', segment)
@@ -52,7 +54,7 @@ def parse_loop(text):
 
 
 def fit_loop(text, n_layer):
-    "parse_loop for a model of n_layer layers, all of which it must name."
+    "Return parse_loop(text), which must name all layers of a model of n_layer layers."
     order = parse_loop(text)
     require(max(order) + 1 == n_layer, f'the loop {text} has {max(order) + 1} unique layers, but '
             f'the model has {n_layer}')
@@ -61,7 +63,8 @@ def fit_loop(text, n_layer):
 
 @contextlib.contextmanager
 def in_order(model, order):
-    "Inside a `with` the model has another order. (For functions that take a model and no order.)"
+    """Inside this `with`, the model has another order. (Use it with functions that take a model,
+    but no order.)"""
     before, model.order = model.order, list(order)
     try:
         yield model

@@ -1,13 +1,13 @@
 """The model every other file shares: a LLaMA-style decoder whose depth is a list.
 
-The idea: a model owns its unique layers, and an *order* says which of them run, one after the
-other. [0, 1, 2, 3] is an ordinary four-layer model, [0, 1, 2, 3, 0, 1, 2, 3] the same four layers
-looped twice, [0, 1, 3] one with layer 2 skipped. Looping, growing, retrofitting and wrapping are
-four ways to write this list. A model's depth, its cost and its cache follow from it.
+The idea: a model owns its unique layers, and a list, the *order*, decides which of them run, one
+after the other. [0, 1, 2, 3] is an ordinary model of four layers. [0, 1, 2, 3, 0, 1, 2, 3] runs the
+same four layers twice, and [0, 1, 3] skips layer 2. Looping, growing, retrofitting and wrapping are
+four ways to write this list. A model's depth, its cost and its cache follow from the list.
 
 Paper: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A (architecture, Table 2) and
-E (LN-scaling: what a norm returns shrinks with depth). What differs from the papers, in this file
-and in all others, stands at the end of docs/FIGURES.md.
+E (LN-scaling: the output of a norm shrinks with depth). The end of docs/FIGURES.md lists everything
+in which this repository differs from the papers.
 
 Usage:
     model = LM(ModelConfig(vocab_size=257, n_layer=4, n_embd=64, n_head=4))
@@ -26,10 +26,11 @@ import torch.nn.functional as F
 
 
 class Refused(ValueError):
-    "A user's mistake, which the commands show as one line. (Mistakes in the code are asserts.)"
+    "A user's mistake, which the commands print as one line. (Mistakes in the code are asserts.)"
 
 
 def require(condition, line):
+    "Raise Refused with this line, unless the condition is true."
     if not condition:
         raise Refused(line)
 
@@ -45,9 +46,9 @@ class ModelConfig:
     context: int = 256                  # the longest sequence
     rope_theta: float = 10_000.0
     norm_eps: float = 1e-5
-    tie_embeddings: bool = True         # the unembedding is the embedding
+    tie_embeddings: bool = True         # the head has the weights of the embedding
     head_dim: int | None = None         # None: n_embd / n_head
-    ln_scaling: bool = False            # the norms at depth d are scaled by 1/sqrt(d + 1)
+    ln_scaling: bool = False            # scale the norms at depth d by 1/sqrt(d + 1)
     rope_scaling: dict | None = None    # Llama 3's way to stretch a short context
     qk_norm: bool = False               # Qwen 3's RMSNorm on each head's queries and keys
     qkv_bias: bool = False              # Qwen 2's biases of queries, keys and values
@@ -63,14 +64,15 @@ class ModelConfig:
 
 
 def rope_tables(config):
-    "cos and sin of every token's angles, (T, hd/2) each."
-    # As Hugging Face rounds it. Computed otherwise, token 100,000 turns by up to 0.01 radian more.
+    "Return cos and sin of the angles of all positions: (T, hd/2) each."
+    # In float32, as Hugging Face computes it. In float64, the angles of token 100,000 would differ
+    # by up to 0.01 radian.
     channels = torch.arange(0, config.head_dim, 2).float()
     freq = 1.0 / config.rope_theta ** (channels / config.head_dim)              # (hd/2,)
     if config.rope_scaling is not None:     # Llama 3: slow the long waves down, keep the short ones
         s = config.rope_scaling
         low, high = s['low_freq_factor'], s['high_freq_factor']
-        # how often each wave turned in the context that the model was first trained on
+        # how often each wave turns within the context that the model was first trained on
         turns = s['original_max_position_embeddings'] / (2 * math.pi / freq)
         keep = ((turns - low) / (high - low)).clamp(0, 1)
         freq = (1 - keep) * freq / s['factor'] + keep * freq
@@ -105,7 +107,7 @@ class Attention(nn.Module):
         q, k = rotate(self.q_norm(q), rope), rotate(self.k_norm(k), rope)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))                        # (B, H, T, hd)
         is_causal, mask = True, None
-        if with_past is not None:       # these are the last T of S tokens, and see all before them
+        if with_past is not None:       # these T tokens are the last of S, and see all before them
             k, v = with_past(k, v)                                              # (B, Hkv, S, hd)
             S = k.shape[2]
             is_causal = T == S
@@ -128,8 +130,8 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: the residual stream in, the residual stream out. What depends on its depth, a Pass
-    (below) gives it: LN-scaling's factor, the past of its keys and values, and a tap."""
+    """One layer, from residual stream to residual stream. A Pass (below) gives it whatever depends
+    on its depth: the factor of LN-scaling, the keys and values of earlier tokens, and a tap."""
 
     def __init__(self, config):
         super().__init__()
@@ -150,30 +152,31 @@ class Block(nn.Module):
 class Pass:
     """One forward pass of a model: run(x, items) is the stream x after these items of an order.
 
-    cache   a dict: {} for a new text. The pass adds its tokens at its end, and the next pass
-            continues from there. It holds {(depth, layer): (keys, values)}, because a layer that
-            runs twice sees another stream each time. LM.hidden notes under 'order' which order
-            filled it
-    tap     tap(depth, part, x, update), where part is 'attn' or 'mlp', sees what is added to the
-            stream x, and returns what is added instead
-    notes   a dict in which a Span leaves what a loss of your own reads, such as the stream after
-            each iteration
+    cache   a dict, which is {} for a new text. When a pass ends, its tokens are in the cache, and
+            the next pass continues after them. The cache is {(depth, layer): (keys, values)},
+            because a layer that runs twice reads another stream each time. Under 'order', LM.hidden
+            stores the order that filled the cache
+    tap     a function tap(depth, part, x, update), where part is 'attn' or 'mlp'. It sees the
+            update that a sublayer adds to the stream x, and returns what is added instead
+    notes   a dict in which a Span leaves what your own loss reads, such as the stream after each
+            iteration
     """
 
     def __init__(self, model, n_tokens, cache=None, tap=None, notes=None):
         self.model, self.cache, self.tap = model, cache, tap
-        self.layers = model.layers          # what runs as layer i: a Span may exchange it
+        self.layers = model.layers          # layers[i] runs as layer i; a Span may exchange it
         self.notes = {} if notes is None else notes
-        self.depth = 0                      # where the next layer stands
+        self.depth = 0                      # of the next layer
         self.start = seen(cache)            # the position of the first token in its text
-        self.new = {}                       # what the cache gets: {(depth, layer): (keys, values)}
+        self.new = {}                       # for the cache: {(depth, layer): (keys, values)}
         end = self.start + n_tokens
         require(end <= model.config.context,
                 f'{end} tokens are more than the context of {model.config.context}')
         self.rope = model.cos[self.start:end, None], model.sin[self.start:end, None]
 
     def __call__(self, x, items, depth=None):
-        "The stream (B, T, C) after items, which begin at a depth, or where the last ones ended."
+        """Return the stream (B, T, C) after some items. The first of them runs at `depth` (None:
+        after the depth of the layer that ran last)."""
         if depth is not None:
             self.depth = depth
         for item in items:
@@ -181,15 +184,15 @@ class Pass:
                 end = self.depth + len(item.unrolled())
                 x = item(self, x)
                 require(self.depth <= end, f'{item} runs more layers than its unrolled() says')
-                self.depth = end            # (an early exit runs fewer, and moves no later layer)
+                self.depth = end            # even if the Span has left early
             else:
                 x = self.layer(item, x)
         return x
 
     def layer(self, i, x):
-        "The stream after layer i, which stands at self.depth."
+        "Return the stream after layer i, which runs at self.depth."
         scale = with_past = tap = None
-        if self.model.config.ln_scaling:    # a tensor: torch.compile compiles anew for each number
+        if self.model.config.ln_scaling:    # a tensor, or torch.compile would compile each depth
             scale = torch.full((), self.depth + 1.0, device=x.device).rsqrt().to(x.dtype)
         if self.cache is not None:
             with_past = functools.partial(self.with_past, (self.depth, i))
@@ -200,9 +203,9 @@ class Pass:
         return x
 
     def with_past(self, place, k, v):
-        """Return the keys and values of the text's past, followed by these of its new tokens: (B,
-        Hkv, S, hd). If a layer runs several times at one depth, as in a Window, the cache gets the
-        keys and values of its first run."""
+        """Return the keys and values of all tokens so far: those in the cache, followed by k and v
+        of the new tokens: (B, Hkv, S, hd). If a layer runs several times at one depth, as in a
+        Window, the cache gets the keys and values of its first run."""
         if self.start:
             require(place in self.cache and self.cache[place][0].shape[2] == self.start,
                     f'at depth {place[0]} this cache does not hold all of the text: begin again '
@@ -221,7 +224,7 @@ class Pass:
 
 
 def seen(cache):
-    "How many tokens a cache holds."
+    "Return how many tokens a cache holds."
     places = [place for place in cache or () if place != 'order']
     return cache[places[0]][0].shape[2] if places else 0
 
@@ -267,6 +270,7 @@ class Span(nn.Module):
         return model.flops_of(self.items, context) * self.times + self.flops_of_linears()
 
     def flops_of_linears(self):
+        "Return the training FLOPs of the Span's nn.Linears for one token."
         linears = [module for module in self.modules() if isinstance(module, nn.Linear)]
         return 6 * sum(linear.weight.numel() for linear in linears)
 
@@ -282,7 +286,7 @@ class Span(nn.Module):
 
 
 def unrolled(order):
-    "The numbers of an order's layers as they run, Spans written out. A depth is a place in this."
+    "Return the layers of an order as they run, with its Spans written out. Index d is depth d."
     layers = []
     for item in order:
         layers += item.unrolled() if isinstance(item, Span) else [item]
@@ -290,7 +294,7 @@ def unrolled(order):
 
 
 def spans_in(order):
-    "The Spans of an order, also those within others."
+    "Return all Spans of an order, including those inside other Spans."
     spans = []
     for item in order:
         if isinstance(item, Span):
@@ -320,7 +324,7 @@ class LM(nn.Module):
             # at 0.02, Adam's first steps would be as large as the embedding itself
             nn.init.normal_(self.embed.weight, std=1.0)
         self.spans = nn.ModuleList()
-        self.order = range(config.n_layer)      # what runs: assign another list at any time
+        self.order = range(config.n_layer)      # you may assign another list at any time
 
     @property
     def order(self):
@@ -365,7 +369,7 @@ class LM(nn.Module):
             span.train(self.training)
 
     def train(self, mode=True):
-        "As nn.Module.train. It reaches Spans without weights, too, which are not submodules."
+        "Do what nn.Module.train does, including for Spans without weights, which no submodule has."
         super().train(mode)
         self.set_mode(self.order)
         return self
@@ -377,8 +381,8 @@ class LM(nn.Module):
         if cache is None:
             return run(self.embed(tokens), order)
         in_words = repr(order)          # with the settings of its Spans, such as r
-        require(cache.get('order', in_words) == in_words, f'this cache was filled by the order '
-                f'{cache.get("order")}, and not by {in_words}: begin with an empty one')
+        require(cache.get('order', in_words) == in_words, f'this cache was filled in the order '
+                f'{cache.get("order")}, and not in {in_words}: begin with an empty one')
         x = run(self.embed(tokens), order)
         cache.update(run.new | {'order': in_words})
         return x
@@ -387,32 +391,32 @@ class LM(nn.Module):
         """Return the logits (B, T, V). With targets (B, T), return the mean loss instead, or
         loss(model, tokens, targets) if you give a loss of your own."""
         if loss is not None:            # called in here, because DDP sees only what forward does
-            assert order is cache is tap is None, 'a loss decides itself how the model runs'
+            assert order is cache is tap is None, 'a loss of your own decides how the model runs'
             return loss(self, tokens, targets)
         x = self.hidden(tokens, order, cache, tap)                              # (B, T, C)
         return self.head(self.norm(x)) if targets is None else self.mean_loss(x, targets)
 
     def mean_loss(self, x, targets):
-        """Return the ordinary loss of a stream x (B, T, C) that has not been normed yet: the mean
-        over the targets (B, T) that are not -1, or 0.0 if all targets are -1."""
+        """Return the ordinary loss of a stream x (B, T, C) before the final norm: the mean over the
+        targets (B, T) that are not -1, or 0.0 if all targets are -1."""
         total = self.cross_entropy(self.norm(x).flatten(0, 1), self.head.weight, targets.flatten())
         return total / (targets != -1).sum().clamp(min=1)
 
     @staticmethod                       # so machine.py can put a compiled one in its place
     def cross_entropy(x, weight, targets):
-        "Of streams x (n, C): a sum over the targets that are not -1."
+        "Return the loss of normed streams x (n, C), summed over the targets that are not -1."
         logits = F.linear(x, weight).float()                                    # (n, V)
         return F.cross_entropy(logits, targets, ignore_index=-1, reduction='sum')
 
     @torch.no_grad()
     def generate(self, tokens, max_new_tokens, temperature=1.0, top_k=None, generator=None,
                  order=None):
-        """Continue tokens (B, T). Temperature 0 takes the likeliest one. Past the context, each is
-        drawn from the last `context` ones, as if none came before."""
-        require(tokens.shape[1] >= 1, 'there must be a token to go on from')
+        """Continue tokens (B, T). Temperature 0 takes the likeliest token each time. When the text
+        is longer than the context, the model reads its last `context` tokens alone."""
+        require(tokens.shape[1] >= 1, 'there must be at least one token to continue')
         cache, new = {}, tokens
         for _ in range(max_new_tokens):
-            if not cache or seen(cache) == self.config.context:     # begin, or begin anew
+            if not cache or seen(cache) == self.config.context:     # read everything
                 cache, new = {}, tokens[:, -self.config.context:]
             x = self.hidden(new, order, cache)[:, -1]                           # (B, C)
             logits = self.head(self.norm(x)).float()                            # (B, V)
@@ -428,20 +432,22 @@ class LM(nn.Module):
         return tokens
 
     def num_params(self):
-        return sum(p.numel() for p in self.parameters())        # a tied head counts once
+        "Return the number of parameters. A tied head counts once."
+        return sum(p.numel() for p in self.parameters())
 
     def flops_per_token(self, order=None, context=None):
-        """Training FLOPs of one token: 6 for each weight that multiplies it, and for each layer run
-        12 T (heads x head_dim) for attention's two products, in rows of T = `context` tokens (None:
-        the longest). The head counts, embedding and norms do not, as in the paper's Table 7."""
+        """Return the training FLOPs of one token: 6 for each weight that multiplies it, and for
+        each layer that runs 12 T (heads x head_dim) for the two products of attention, in rows of T
+        = `context` tokens (None: the longest). The head counts, but embedding and norms do not, as
+        in the paper's Table 7."""
         order = self.order if order is None else order
         return 6 * self.head.weight.numel() + self.flops_of(order, context or self.config.context)
 
     def flops_of(self, order, context):
-        "Training FLOPs of one token in a part of an order. (All layers are of one size.)"
+        "Return the training FLOPs of one token in a part of an order. (All layers have one size.)"
         weights = sum(p.numel() for p in self.layers[0].parameters() if p.dim() == 2)
-        of_layer = 6 * weights + 12 * context * self.config.n_head * self.config.head_dim
-        return sum(item.flops(self, context) if isinstance(item, Span) else of_layer
+        per_layer = 6 * weights + 12 * context * self.config.n_head * self.config.head_dim
+        return sum(item.flops(self, context) if isinstance(item, Span) else per_layer
                    for item in order)
 
 

@@ -1,19 +1,20 @@
 """See which layers a model uses: depth scores, interventions, norms, weight similarity, orders.
 
-The idea: take a layer's contribution away, or put layers in another order, and look at what
-changes. A `tap` sees and changes each sublayer's update, an order says which layers run: the probes
-stand on these two.
+The idea: take a layer's contribution away, or put layers in another order, and see what changes.
+All probes are made of two things: a `tap`, which sees and changes each sublayer's update, and an
+order, which decides the layers that run.
 
 Papers: "Do Depth-Grown Models Overcome the Curse of Depth?", section 4 and appendix B; "From
 Growing to Looping", section 4.1 and appendix E (after Csordas et al.).
-Here, where they are silent or differ: a layer's contribution is removed for the tokens 0 to t, and
-the effect measured at the later ones, for each t in rows of up to 32 tokens, else for 16 random t.
+What the papers leave open or do in two ways: here, a layer's contribution is removed for the tokens
+0 to t, and the effect is measured at later tokens. In rows of up to 32 tokens this is done for each
+t, and in longer rows for 16 random t.
 
 Usage:
-    score, per_layer = depth_score(model, tokens)       # where does its work reach later tokens?
+    score, per_layer = depth_score(model, tokens)       # which layers work for later tokens?
     matrix = future_effects(model, tokens, part='attn', propagate=False)    # (D, D)
     with in_order(model, order): score, _ = depth_score(model, tokens)       # in another order
-    python probe.py out/baseline out/lidas      # the depth scores of runs, on data of their own
+    python probe.py out/baseline out/lidas      # prints depth scores, on each run's own data
 """
 import sys
 
@@ -29,10 +30,10 @@ ROWS = 20       # as many as in the papers
 
 @torch.no_grad()
 def depth_score(model, tokens, boundaries=None):
-    """(the score, w (D,)). w[d]: layer d is erased at the tokens up to t. How far do the
-    probabilities of later tokens move? The largest move, over t and tokens, is averaged over rows.
-    (The last layer's is 0, because no attention follows it.) The score is the mean of the depths d,
-    each weighted by its w[d]."""
+    """Return the depth score and w, (D,). For w[d], layer d is erased at the tokens up to t, and
+    the predicted probabilities of later tokens move. w[d] is the largest move over all t and all
+    later tokens, averaged over the rows. (w of the last layer is 0, because no attention follows
+    it.) The score is the mean of the depths d, weighted by w[d]."""
     plain = as_it_is(model, tokens)
     D = len(unrolled(model.order))
     B, T = tokens.shape
@@ -48,7 +49,8 @@ def depth_score(model, tokens, boundaries=None):
 
 
 def erase(erased, t, what='layer'):
-    "A tap that takes away what a layer ('layer'), or its 'attn' or 'mlp', adds at tokens up to t."
+    """Return a tap that removes what a layer ('layer'), or its 'attn' or 'mlp', adds at the tokens
+    up to t."""
     def tap(depth, part, x, update):
         if depth == erased and what in ('layer', part):
             update = update.clone()
@@ -58,30 +60,33 @@ def erase(erased, t, what='layer'):
 
 
 def distance(model, a, b):
-    "How far apart the probabilities are to which two last streams (B, T, C) lead: (B, T)."
+    """Return how far apart the predicted probabilities are that follow from two last streams a and
+    b, (B, T, C) each: (B, T)."""
     def probabilities(x):
         return model.head(model.norm(x)).float().softmax(-1)
 
-    rows = zip(a, b)                                # one at a time: the vocabulary may be large
+    rows = zip(a, b)                # one row at a time, because the vocabulary may be large
     return torch.stack([(probabilities(x) - probabilities(y)).norm(dim=-1) for x, y in rows])
 
 
 def pick_boundaries(T, boundaries=None):
-    "The tokens t: layers are erased at those up to t, and effects measured at those after it."
-    require(T >= 2, 'rows of one token have no later ones')
+    """Return the tokens t: layers are erased at the tokens up to t, and effects are measured at the
+    tokens after t."""
+    require(T >= 2, 'rows need at least two tokens, so that one of them is a later one')
     if boundaries is None and T <= 32:
         boundaries = range(T - 1)
     elif boundaries is None:
         drawn = torch.randperm(T - 1, generator=torch.Generator().manual_seed(0))[:16]
         boundaries = drawn.sort().values.tolist()
     require(len(boundaries) and 0 <= min(boundaries) and max(boundaries) <= T - 2,
-            f'at least one of {T} tokens stands after each boundary, not {boundaries}')
+            f'boundaries={boundaries}: after each, at least one of the {T} tokens must follow')
     return boundaries
 
 
 def as_it_is(model, tokens, see=lambda depth, part, x, update: None):
-    """The last stream (B, T, C) of the model as it is. `see` is shown what its sublayers add. It is
-    refused if a depth runs more than once, or if a second forward gives another stream."""
+    """Return the last stream (B, T, C) of the unchanged model. `see` is called with what each
+    sublayer adds. A model is refused if a depth runs more than once, or if a second forward pass
+    returns another stream."""
     shown = []
 
     def tap(depth, part, x, update):
@@ -92,9 +97,10 @@ def as_it_is(model, tokens, see=lambda depth, part, x, update: None):
     out = model.hidden(tokens, tap=tap)
     depths = range(len(unrolled(model.order)))
     require(shown == [(d, part) for d in depths for part in ('attn', 'mlp')],
-            'here each depth runs once. In a Window it does not: look at the model without one')
-    require(torch.equal(out, model.hidden(tokens)), 'two forwards of this model differ, by noise '
-            'of a Span, or are not finite: then no difference means anything')
+            'a probe needs a model that runs each depth once, and a Window runs it several times: '
+            'probe the model without a Window')
+    require(torch.equal(out, model.hidden(tokens)), 'two forward passes of this model differ, as a '
+            'Span draws noise or numbers are not finite, so no effect can be measured')
     return out
 
 
@@ -102,16 +108,17 @@ def as_it_is(model, tokens, see=lambda depth, part, x, update: None):
 
 @torch.no_grad()
 def future_effects(model, tokens, part='layer', propagate=True, future=True, boundaries=None):
-    """(D, D) [erased, observed]: the largest relative change of a later layer's update, if an
-    earlier layer's contribution is erased.
+    """Return a matrix (D, D) [erased, observed]: the largest relative change of a later layer's
+    update if an earlier layer's contribution is erased.
 
-    future      True: erased at the tokens up to t, and observed at later ones. False: at all tokens
+    future      True: the contribution is erased at the tokens up to t, and changes are observed at
+                later tokens. False: both at all tokens
     propagate   True: all later layers run without the contribution. False: it is missing only from
-                the observed layer's own input, and the layers between are as they were
+                the input of the observed layer, and the layers in between are unchanged
     """
-    require(part in ('layer', 'attn', 'mlp'), f'part={part}: layer, attn or mlp')
-    require(propagate or not spans_in(model.order),
-            'propagate=False is for layers alone: a Span, such as a Core, changes their input')
+    require(part in ('layer', 'attn', 'mlp'), f'part={part} must be layer, attn or mlp')
+    require(propagate or not spans_in(model.order), 'propagate=False is for an order of layers '
+            'alone, because a Span, such as a Core, changes the input of its layers')
     recorded = record(model, tokens)
     plain = recorded['attn'] + recorded['mlp']                                  # (D, B, T, C)
     sizes = plain.norm(dim=-1).clamp(min=torch.finfo(plain.dtype).tiny)         # (D, B, T)
@@ -133,7 +140,8 @@ def future_effects(model, tokens, part='layer', propagate=True, future=True, bou
 
 
 def add_to(updates, first=None):
-    "A tap that adds up {depth: what its layer adds (B, T, C)}. first: a tap that acts before it."
+    """Return a tap that fills `updates` with {depth: what its layer adds (B, T, C)}. `first` is a
+    tap that is applied before."""
     def tap(depth, part, x, update):
         if first is not None:
             update = first(depth, part, x, update)
@@ -143,7 +151,8 @@ def add_to(updates, first=None):
 
 
 def directly_without(model, recorded, erased, t, part):
-    "{later depth: its update}, if the contribution is missing from the input of that layer alone."
+    """Return {later depth: its update}, where the contribution is missing from the input of that
+    layer alone."""
     parts = ('attn', 'mlp') if part == 'layer' else (part,)
     added = sum(recorded[name][erased] for name in parts)
     updates = {}
@@ -157,7 +166,8 @@ def directly_without(model, recorded, erased, t, part):
 
 @torch.no_grad()
 def record(model, tokens):
-    "What each layer got and what its sublayers added: {'input', 'attn', 'mlp'}, (D, B, T, C) each."
+    """Return the inputs of all layers and what their sublayers add: {'input', 'attn', 'mlp'},
+    (D, B, T, C) each."""
     kept = dict(input=[], attn=[], mlp=[])
 
     def see(depth, part, x, update):
@@ -173,9 +183,9 @@ def record(model, tokens):
 
 @torch.no_grad()
 def residual_norms(model, tokens):
-    """{name: (D,)}, means over tokens: the stream's norm before each layer; what the layer and each
-    sublayer add, as a share of that norm, and its cosine with the stream; and by how many degrees
-    the layer turns the stream."""
+    """Return {name: (D,)}, means over all tokens: the norm of the stream before each layer; the
+    norm of what the layer and each sublayer add, as a share of the stream's; the cosine of what
+    they add with the stream; and by how many degrees the layer turns the stream."""
     kept = record(model, tokens)
     x, attn, mlp = kept['input'], kept['attn'], kept['mlp']
     norms = dict(stream=x.norm(dim=-1).mean(dim=(1, 2)))
@@ -191,7 +201,8 @@ def residual_norms(model, tokens):
 
 @torch.no_grad()
 def block_similarity(model, block=1):
-    "Cosines between the MLP weights of blocks of layers, each as one vector: (blocks, blocks)."
+    """Return the cosines between the MLP weights of blocks of layers, each block as one vector:
+    (blocks, blocks)."""
     assert len(model.layers) % block == 0, f'{len(model.layers)} layers in blocks of {block}'
     flat = torch.stack([torch.cat([p.flatten().float() for p in layer.mlp.parameters()])
                         for layer in model.layers])                             # (L, N)
@@ -202,17 +213,19 @@ def block_similarity(model, block=1):
 # ----------------------------------------------------------------------------------- other orders
 
 def swap_blocks(order, start, length):
-    "Swap the `length` layers from `start` on with as many after them."
+    "Swap `length` layers, from `start` on, with the `length` layers after them."
     before, both, after = three_parts(order, start, 2 * length)
     return before + both[length:] + both[:length] + after
 
 
 def skip_blocks(order, start, length):
+    "Leave out `length` layers, from `start` on."
     before, _, after = three_parts(order, start, length)
     return before + after
 
 
 def reverse_block(order, start, length):
+    "Reverse `length` layers, from `start` on."
     before, block, after = three_parts(order, start, length)
     return before + block[::-1] + after
 
@@ -235,7 +248,7 @@ def order_sweep(model, score, change, lengths):
 
 
 if __name__ == '__main__':
-    from training.checkpoint import load        # here: who imports a probe needs no training
+    from training.checkpoint import load        # only here: importing a probe needs no training
     from training.loader import Loader
     if len(sys.argv) < 2 or sys.argv[1].startswith('-'):
         raise SystemExit(__doc__)
@@ -245,7 +258,7 @@ if __name__ == '__main__':
             data, context = saved['config']['data'], saved['config']['context']
             val = Loader(data, ROWS, context, 'val')
             require(saved['data'].get('val') in (None, val.description()),
-                    f'{data} is not what {folder} was trained on')
+                    f'{data} has changed since {folder} was trained')
             score, w = depth_score(model.eval(), val.batch(0)[0])
         except Refused as error:
             sys.exit(f'probe: {error}')

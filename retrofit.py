@@ -1,21 +1,24 @@
 """Turn a pretrained model into a depth-recurrent one: prelude, a core run r times, coda.
 
-The idea: layers of a residual network work in one shared space, so a block of them can be fed its
-own output. Early layers become the prelude, later ones core and coda. Those between are dropped. In
-front of the core, an adapter mixes the prelude's output e into the state s, so that the next state,
-core(adapter(s, e)), does not forget the input. After some training with a random number of
-recurrences, that number sets the compute at test time.
+The idea: all layers of a residual network read and write one shared space, so a block of them can
+read its own output. Early layers become the prelude, and later layers become the core and the coda.
+The layers between prelude and core are dropped. Before each run of the core, an adapter mixes the
+prelude's output e into the state s, so that the next state, core(adapter(s, e)), does not forget
+the input. The model is then trained with a random number of runs, and at test time this number
+sets the compute.
 
 Paper: "Teaching Pretrained Language Models to Think Deeper with Retrofitted Recurrence", section 3
 (the model, surgery), 4.2 (the curriculum), appendix B, C.1 (which layers, the additive adapter), E
 (the cuts).
-Differs: the adapter as it begins, and the first states (docs/FIGURES.md, at its end). The authors'
-adapter, noise and count of FLOPs are in nanodepth/models/authors.py.
+What differs here: the paper's adapter begins at random, and here it begins by passing e on. Each
+forward pass of the authors draws new first states, and here a position always has the same one in
+evaluation, so that a text has one loss. The authors' adapter, noise and count of FLOPs are in
+nanodepth/models/authors.py.
 
 Usage:
     model = surgery(model, '2-2-2')         # model.order is now [0, 1, Core([2, 3]), 4, 5]
     core_of(model).r = 8                    # from now on the core runs eight times
-    python retrofit.py 2-2-2 8              # the parts of eight layers, and what r costs
+    python retrofit.py 2-2-2 8              # the parts of eight layers, and the cost of each r
     python train.py config/retrofit.py      # init_from = 'out/baseline', cut = '2-2-2'
 """
 import math
@@ -31,14 +34,14 @@ from model import LM, ModelConfig, Refused, Span, require, spans_in, unrolled
 
 
 class Core(Span):
-    """A Span whose items run r times, with an adapter in front of them.
+    """Runs its items r times, with an adapter before them.
 
-    Before each run the adapter mixes the stream e, as it came into the Core, into the state s.
+    Before each run the adapter mixes e, the stream that came into the Core, into the state s.
     Gradients flow back through the last `backprop_depth` runs only.
 
-    train.py sets four attributes: r and backprop_depth, which change at each step; `generators`,
-    one for each row, which draw the first states; and `recompute`, which saves memory by computing
-    each run again in the backward pass."""
+    train.py sets four attributes. r and backprop_depth change at each step. `generators` has one
+    random generator for each row, which draws the first state of the row. If `recompute` is true,
+    the backward pass computes each run again, which saves memory."""
 
     def __init__(self, items, r=4, backprop_depth=8):
         super().__init__(items)
@@ -50,7 +53,7 @@ class Core(Span):
         return self.r
 
     def make_weights(self, model):
-        "Make the adapter, one matrix from (s, e). It begins as (0, 1), so that it returns e."
+        "Make the adapter, one matrix that reads (s, e). It begins as (0, 1), so that it returns e."
         width = model.config.n_embd
         self.adapter = nn.Linear(2 * width, width, bias=False)
         self.adapter.weight.data.copy_(torch.eye(2 * width)[width:])
@@ -64,7 +67,7 @@ class Core(Span):
 
     def forward(self, run, e):
         require(self.r >= 1 and self.backprop_depth >= 1,
-                f'r={self.r}, backprop_depth={self.backprop_depth}: both are at least 1')
+                f'r={self.r}, backprop_depth={self.backprop_depth}: both must be at least 1')
 
         layers, rope = run.layers, run.rope
 
@@ -76,8 +79,8 @@ class Core(Span):
 
         s = self.first_state(run, e)
         for i in range(self.r):
-            # detach, and not torch.no_grad(): autocast keeps the bfloat16 copies of weights, and in
-            # some versions of torch those made under no_grad get no gradient in later runs.
+            # Not torch.no_grad(), because autocast keeps the bfloat16 copies of the weights, and in
+            # some versions of torch a copy that was made under no_grad gets no gradient later.
             if i <= self.r - self.backprop_depth:
                 s = s.detach()
             if self.recompute and torch.is_grad_enabled():
@@ -89,16 +92,17 @@ class Core(Span):
     def step(self, run, s, e, depth):
         "Return the state (B, T, C) after one more run of the items, which begin at this depth."
         x = self.mix(s, e)
-        # Autocast made it bfloat16. As a stream it is float32, or each run would round it.
+        # Autocast makes x bfloat16. The stream is float32, or each run would round it.
         return run(x.to(e.dtype), self.items, depth)
 
     def first_state(self, run, e):
-        """Noise (B, T, C). In training each row draws its own. Otherwise it depends on a token's
-        place alone, so that neither a cache nor the other rows of a batch change it."""
+        """Return the first state, which is noise (B, T, C). In training each row draws its own
+        noise. In evaluation the noise depends on a token's position alone, so that neither a cache
+        nor the other rows of a batch change it."""
         B, T, C = e.shape
         if self.generators:
             s = torch.stack([self.noise((T, C), each) for each in self.generators])
-        else:       # blocks of 64 places with a seed each: what stands before `start` is not drawn
+        else:       # each block of 64 positions has its own seed, so a cached text draws one block
             blocks = range(run.start // 64, (run.start + T - 1) // 64 + 1)
             s = torch.cat([self.noise((64, C), torch.Generator().manual_seed(i)) for i in blocks])
             s = s[run.start % 64:][:T]                                          # (T, C)
@@ -108,18 +112,19 @@ class Core(Span):
         return torch.randn(shape, generator=generator, device=generator.device)
 
     def std(self, width):
-        return math.sqrt(2 / (5 * width))               # as in the authors' code
+        "Return the standard deviation of the noise, as in the authors' code."
+        return math.sqrt(2 / (5 * width))
 
     def flops(self, model, context):
         """Return the training FLOPs of one token: for each weight 2 in the forward pass and 4 in
         the backward pass, so that a run without gradient costs a third."""
-        of_run = model.flops_of(self.items, context) + self.flops_of_linears()
+        per_run = model.flops_of(self.items, context) + self.flops_of_linears()
         with_gradient = min(self.r, self.backprop_depth)
-        return with_gradient * of_run + (self.r - with_gradient) * (of_run // 3)
+        return with_gradient * per_run + (self.r - with_gradient) * (per_run // 3)
 
 
 def core_of(model):
-    "The Core in a model's order, or None. (Another family's model has no order.)"
+    "Return the Core in a model's order, or None. (A model of transformers has no order.)"
     spans = spans_in(getattr(model, 'order', ()))
     return next((span for span in spans if isinstance(span, Core)), None)
 
@@ -146,7 +151,7 @@ def parts_of_shape(shape, n_layer):
                 f'the shape {shape} is not three numbers of layers, such as 4-8-4')
         prelude, core, coda = map(int, shape.split('-'))
         require(prelude + core + coda <= n_layer,
-                f'the shape {shape} has more layers than the {n_layer} of the model')
+                f'the shape {shape} has more layers than the model, which has {n_layer}')
         end = n_layer - coda
         parts = [*range(prelude)], [*range(end - core, end)], [*range(end, n_layer)]
     require(len(parts) == 3 and len(parts[1]) >= 1, f'the shape {shape} has no layers in its core')
@@ -159,8 +164,9 @@ def parts_of_shape(shape, n_layer):
 # ---------------------------------------------------------------------------------------- how often
 
 def sample_recurrence(mean_r, generator):
-    """r of a training step: 1 + Poisson(rate), where the rate is lognormal with the mean mean_r. So
-    r averages mean_r + 1, as the authors count. (They draw one for each micro-batch.)"""
+    """Return r for a training step: 1 + Poisson(rate), where the rate is lognormal with the mean
+    mean_r. So r has the mean mean_r + 1, as in the authors' code. (The authors draw r for each
+    micro-batch.)"""
     sigma = 1 / 2           # of the rate's logarithm
     normal = torch.randn(1, generator=generator, dtype=torch.float64)
     rate = (sigma * normal + math.log(mean_r) - sigma ** 2 / 2).exp()
@@ -168,14 +174,14 @@ def sample_recurrence(mean_r, generator):
 
 
 def ramp(step, steps, top, share, curve='linear'):
-    """The curricula, of mean_r and of backprop_depth: whole numbers that rise from 1 to `top` over
-    a share of the steps."""
-    require(curve in ('linear', '1-sqrt'), f'curriculum_shape={curve}: linear or 1-sqrt')
-    require(0 <= share <= 1, f'a curriculum over {share:g} of the steps: give a share, 0 to 1')
+    """Return a whole number that rises from 1 to `top` over a share of the steps. The curricula of
+    mean_r and of backprop_depth are such ramps."""
+    require(curve in ('linear', '1-sqrt'), f'curriculum_shape={curve} must be linear or 1-sqrt')
+    require(0 <= share <= 1, f'a curriculum over {share:g} of the steps: give a share from 0 to 1')
     risen = min(1, (step + 1) / max(1, share * steps))
     if curve == '1-sqrt':
         risen = 1 - math.sqrt(1 - risen)
-    return max(1, math.ceil(top * risen - 1e-9))        # rounded up, but 3.0000000001 is 3
+    return max(1, math.ceil(top * risen - 1e-9))        # rounded up, but 3.0000000001 to 3
 
 
 if __name__ == '__main__':

@@ -81,16 +81,16 @@ def test_probe_refuses_other_data_in_one_line(tiny, data, tmp_path, monkeypatch)
     run = save_run(tmp_path / 'run', tiny(vocab_size=257), data)
     torch.save(state_of(run) | dict(data=dict(val=['as it was'])), f'{run}/ckpt.pt')
     monkeypatch.setattr(sys, 'argv', ['probe.py', run])
-    with pytest.raises(SystemExit, match='^probe: .* is not what .*run was trained on'):
+    with pytest.raises(SystemExit, match='^probe: .* has changed since .*run was trained'):
         runpy.run_path(str(ROOT / 'probe.py'), run_name='__main__')
 
 
 @pytest.mark.parametrize('text, message', [
     ('--optimizer=adam', "optimizer=adam must be Union[Literal['muon', 'adamw'],"),
-    ('--stepz=3', 'stepz is no setting; did you mean steps?'),
+    ('--stepz=3', 'stepz is not a setting; did you mean steps?'),
     ('--steps=1.5', 'steps=1.5 must be int'), ('--metric=f', 'metric=f must be'),
     ('config/lida.py', 'there is no config config/lida.py'),
-    ('def optimiser(model, c):\n    pass', 'did you mean optimizer? (a config writes _optimiser')])
+    ('def optimiser(model, c):\n    pass', 'did you mean optimizer? (a config may use _optimiser')])
 def test_settings_say_a_mistake_in_one_line(text, message, tmp_path):
     "On a command line, and in a config."
     if ' ' in text:

@@ -89,7 +89,8 @@ def test_line_names_the_arms_above_it(tmp_path):
     ({'a b': BASE, 'a_b': BASE}, 'two arms would have the folder '),
     (dict(a='config/baseline.py --n_embd=16 --head_dim=4 --steps=1', b=f'{BASE} --flops=a'),
      'FLOPs pay for less than a step of'),
-    (dict(a=BASE, b='config/retrofit.py --init_from={a} --recurence=2'), 'recurence is no setting'),
+    (dict(a=BASE, b='config/retrofit.py --init_from={a} --recurence=2'),
+     'recurence is not a setting'),
     (dict(a=BASE, b=f'{BASE} --steps=9 --decay_steps=10'), 'are more than steps=9')])
 def test_mistake_is_refused_before_a_run(lines, said, call, tmp_path, capsys):
     with pytest.raises(SystemExit):

@@ -115,12 +115,12 @@ def test_growth_plan_by_hand():
 
 
 @pytest.mark.parametrize('grow, start, end, block, message', [
-    ('double', 3, 8, 3, 'double grows to 3, 6, 12 layers, and n_layer=8 is not among these'),
+    ('double', 3, 8, 3, 'double grows to 3, 6, 12 layers, and n_layer=8 is not one of these'),
     ('lidas', 0, 32, 0, 'lidas cannot grow from 0 layers to 32 in blocks of 0'),
     ('midas', 8, 4, 8, 'midas cannot grow from 8 layers to 4'),
     ('lidas', 8, 8, 2, 'lidas cannot grow from 8 layers to 8'),
-    (lambda n, block: [*range(n)], 2, 8, 2, 'does not grow a model of 2 layers'),
-    (lambda n, block: [*range(n + block)], 2, 8, 2, 'does not grow a model of 2 layers')])
+    (lambda n, block: [*range(n)], 2, 8, 2, 'must return more than 2 layers'),
+    (lambda n, block: [*range(n + block)], 2, 8, 2, 'must return more than 2 layers')])
 def test_growth_plan_refuses(grow, start, end, block, message):
     with pytest.raises(Refused, match=message):
         growth_plan(grow, start, end, block, 3)

@@ -149,7 +149,7 @@ def test_pages_name_what_exists():
     blocks = ''.join(re.findall(r'```(?:sh)?\n(.*?)```', PAGES, flags=re.S))
     for script, config in re.findall(r'python (\S+\.py)(?: (config/\S+\.py))?', blocks):
         assert (ROOT / script).exists() and (not config or (ROOT / config).exists())
-    for command in re.findall(r'(?:^|`|python -m )nanodepth (\w+)', PAGES, flags=re.M):
+    for command in re.findall(r'(?:^|`|python -m )nanodepth (?:\S+\.py )*(\w+)', PAGES, flags=re.M):
         assert command in COMMANDS
     targets = re.findall(r'^(\w+):', (ROOT / 'Makefile').read_text(), flags=re.M)
     for target in re.findall(r'^make (\w+)', blocks, flags=re.M):

@@ -32,7 +32,7 @@ def test_looped_run_is_untied(config, tmp_path):
     looped = load_model(c.out_dir)
     assert looped.order == [0, 1, 1, 2] and len(looped.layers) == 3
     nanodepth('cut', [c.out_dir, '--untie', f'--out={cut}'])
-    with pytest.raises(Refused, match='has weights alone, or is of an earlier version'):
+    with pytest.raises(Refused, match='has only weights, or is of an earlier version'):
         train(config('untied', n_layer=3, loop='1-1x2-1'))
     tokens, untied = torch.arange(9)[None], load_model(cut)
     assert torch.equal(untied(tokens), looped(tokens)) and len(untied.layers) == 4

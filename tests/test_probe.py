@@ -191,14 +191,14 @@ def test_probes_refuse_what_has_no_one_effect(tiny):
             return run(x + torch.randn_like(x), self.items)
 
     for look in (depth_score, future_effects, residual_norms):
-        with wrapped(model, (1, 2)), pytest.raises(Refused, match='each depth runs once'):
+        with wrapped(model, (1, 2)), pytest.raises(Refused, match='runs each depth once'):
             look(model, t)
     with pytest.raises(Refused, match='propagate=False is for layers alone'):
         future_effects(recurrent, t, propagate=False)
     for look in (depth_score, future_effects):
-        with pytest.raises(Refused, match='two forwards of this model differ'):
+        with pytest.raises(Refused, match='two forward passes of this model differ'):
             look(tiny(order=[0, Draws([1, 2]), 3]), t)
-    with pytest.raises(Refused, match='of 9 tokens stands after each boundary'):
+    with pytest.raises(Refused, match='at least one of the 9 tokens must follow'):
         depth_score(model, t, boundaries=[-1])
 
 

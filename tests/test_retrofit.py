@@ -242,12 +242,12 @@ def test_core_refuses_what_it_cannot_do(tiny, tokens):
     model = tiny()
     core = surgery(model, '1-2-1', r=2)
     for call, message in (
-            (lambda: at(core, 0)(tokens), 'r=0, backprop_depth=8: both are at least 1'),
+            (lambda: at(core, 0)(tokens), 'r=0, backprop_depth=8: both must be at least 1'),
             (lambda: surgery(model, ([0], [], [3])), 'has no layers in its core'),
             (lambda: surgery(model, ([0], [9], [3])), 'must name layers from 0 to 3'),
             (lambda: surgery(model, ([0, 1], [1], [3])), 'none of them twice'),
             (lambda: surgery(model, '1-2'), 'is not three numbers of layers'),
-            (lambda: surgery(model, '1-3-1'), 'more layers than the 4 of the model'),
+            (lambda: surgery(model, '1-3-1'), 'more layers than the model, which has 4'),
             (lambda: surgery(model, '1-2-1', AuthorsCore, inject='linear'), 'inject=linear: ')):
         with pytest.raises(Refused, match=message):
             call()

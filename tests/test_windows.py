@@ -256,7 +256,7 @@ def test_cache_of_another_order(listed, before, after):
     "Also one that is as deep, and one whose beta or r is another."
     cache = {}
     listed(tokens(), order=before, cache=cache)
-    with pytest.raises(Refused, match='this cache was filled by the order'):
+    with pytest.raises(Refused, match='this cache was filled in the order'):
         listed(tokens(1), order=after, cache=cache)
 
 

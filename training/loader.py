@@ -30,7 +30,7 @@ from training.machine import process
 from training.plan import seed_for
 from training.settings import find
 
-BEGINS = 128        # what is added to the mark of an answer's first token
+ANSWER_START = 128        # what is added to the mark of an answer's first token
 PERIOD = 1000       # in each 1,000 rows, each dataset of a mixture has exactly its share
 
 
@@ -160,10 +160,10 @@ class Loader:
     def marks_of(self, dataset):
         """Return our mark for each of the 256 marks in a dataset's files. Two datasets may give one
         kind of answer different numbers, and self.kinds numbers all kinds."""
-        numbers = np.zeros(BEGINS, np.uint8)
+        numbers = np.zeros(ANSWER_START, np.uint8)
         for i, kind in enumerate(dataset.about['kinds'], 1):
             numbers[i] = 1 + self.kinds.index(kind)
-        first_tokens = numbers + BEGINS
+        first_tokens = numbers + ANSWER_START
         return np.concatenate((numbers, first_tokens))
 
     def place(self, row):

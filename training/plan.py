@@ -1,9 +1,9 @@
-"""What a run is: its settings, and what they say of every step.
+"""Define the settings of a run, and compute from them what each step does.
 
-The idea: a run is a list of steps and a list of changes of its model's order. `plan(c, step)`
-returns what happens at a step, such as how fast the model learns and which batch it reads. It
-follows from the step's number. `changes(c)` lists where the model grows or loops. train.py does
-both.
+The idea: a run is a list of steps, and a list of changes of its model's order. `plan(c, step)`
+returns what happens at a step, such as the learning rate and the batch, and it depends on nothing
+but the settings and the number of the step. `changes(c)` lists the steps at which the model grows
+or begins to loop. train.py carries out both.
 """
 import copy
 import hashlib
@@ -23,30 +23,30 @@ from wrapper import Window
 
 @dataclass
 class Config:
-    # what is trained, on what, and where it is kept
+    # the model that is trained, its data, and the folder of the run
     out_dir: str = 'out/run'
     seed: int = 0                       # of every random draw
-    init_from: str | None = None        # a new run begins with the model of this one, in its shape
-    cut: str | None = None              # makes it recurrent: 2-2-2 is prelude, core and coda
+    init_from: str | None = None        # begin with the model of this run or checkpoint
+    cut: str | None = None              # make the model recurrent: 2-2-2 is prelude, core, coda
     core: Callable | None = None        # the class of the core that `cut` makes; None: Core
-    branch_from: str | None = None      # continues this run, or a checkpoint file, in out_dir
+    branch_from: str | None = None      # continue this run or checkpoint in out_dir
     data: str | list[str] = 'data/toy'  # a folder, or a mixture with its shares: a@0.9,b@0.1
     context: int = 64                   # tokens of a training row
     batch_size: int = 32                # rows of a step, over all processes
     # the model
     vocab_size: int | None = None       # None: as many as the data's tokenizer has
-    n_layer: int = 8                    # at the end, if it grows; the unique ones, if it loops
+    n_layer: int = 8                    # unique layers; at the end, if the model grows
     n_embd: int = 128
     n_head: int = 4
     n_kv_head: int | None = None        # None: n_head
     head_dim: int | None = None         # None: n_embd / n_head
     ffn_dim: int | None = None          # None: 8/3 of n_embd
     tie_embeddings: bool = False        # the papers tie; a toy learns three times as fast untied
-    ln_scaling: bool = False            # norms at depth d are scaled by 1/sqrt(d + 1)
+    ln_scaling: bool = False            # scale the norms at depth d by 1/sqrt(d + 1)
     # the schedule: linear warm-up, constant, decay
     steps: int = 600
     warmup_steps: int | float = 1 / 12  # a whole number is steps, a float a share (1.0 is all)
-    decay_steps: int | float = 0.2      # the last steps: growing is over, the cool-down begins
+    decay_steps: int | float = 0.2      # the last steps, after all growing: the cool-down
     lr: float = 4e-3                    # the peak rate
     lr_shape: Literal['1-sqrt', 'cosine', 'constant'] | Callable = '1-sqrt'     # or f(c, step)
     optimizer: Literal['muon', 'adamw'] | Callable = 'muon'     # or a function (model, c)
@@ -56,39 +56,39 @@ class Config:
     adamw_lr: float | None = None       # with muon, the peak rate of the rest; None: lr
     muon_scaling: Literal['match_rms_adamw', 'original'] = 'match_rms_adamw'    # of Muon's steps
     dtype: Literal['auto', 'float32', 'bfloat16'] = 'auto'      # auto: bfloat16 on GPUs fast at it
-    # growing, by an operator of grow.py or a function like them; None: full depth at once
+    # growing, with an operator of grow.py or your own function like these; None: no growing
     grow: Literal[*GROWTH] | Callable | None = None
     grow_block: int = 2                 # the layers that a growth adds (`double` adds all)
-    grow_from: int | None = None        # layers to begin with; None: a block. init_from: its own
+    grow_from: int | None = None        # layers to begin with; None: a block, or init_from's
     grow_alpha: float = 1.0             # stage i gets a share i^alpha of the steps before the decay
-    init: Callable | None = None        # (new_layer, old_layer) changes a copy; None: an exact one
-    # looping; n_layer counts the unique layers
-    loop: str | None = None             # their order, such as 2x4 or 2-2x2-2; None: each runs once
+    init: Callable | None = None        # (new_layer, old_layer) changes a copy; None: exact copies
+    # looping
+    loop: str | None = None             # the order, such as 2x4 or 2-2x2-2; None: each runs once
     order: list[int | Span] | None = None   # the order as a list; only a config can put Spans in it
     cooldown_loop: str | None = None    # the order from the first step of the decay on
-    cooldown_data: str | list[str] | None = None    # read from there on, from its start; None: data
-    # a recurrent core, which `cut` makes; None: its own
+    cooldown_data: str | list[str] | None = None    # read from that step on; None: data
+    # a recurrent core, which `cut` makes; None: as the core has it
     recurrence: int | None = None       # r in validation; in training r is 1 + Poisson of this mean
-    backprop_depth: int | None = None   # at most so many last runs get gradients
+    backprop_depth: int | None = None   # at most this many of the last runs get gradients
     curriculum: float = 0.25            # over this part of the steps `recurrence` rises from 1
     curriculum_shape: Literal['linear', '1-sqrt'] = 'linear'
     backprop_curriculum: float = 0.0    # over this part of the steps backprop_depth rises from 1
-    recompute: bool = False             # less memory: its runs are computed anew in the backward
-    # what is measured and kept; 0 is never, but the first and the last step are always measured
+    recompute: bool = False             # save memory: compute its runs again in the backward pass
+    # measuring and keeping; 0 is never, but the first and the last step are always measured
     eval_every: int = 25
     eval_batches: int = 12              # batches of validation data per evaluation; 0: all
     metric: Callable | None = None      # (model, val loader): {name: a mean over rows}, logged
     log_every: int = 10
     save_every: int = 200
-    keep_every: int = 0                 # every so many steps a checkpoint stays, as ckpt-STEP.pt
-    keep_stages: bool = False           # one before each growth stays, too
+    keep_every: int = 0                 # every n steps, keep a checkpoint as ckpt-STEP.pt
+    keep_stages: bool = False           # keep a checkpoint before each growth, too
     wandb: bool = False                 # show the log online, too (pip install wandb)
     # the machine
     device: Literal['auto', 'cuda', 'mps', 'cpu'] = 'auto'
     compile: bool | Literal['auto'] = 'auto'    # auto: on for cuda
-    grad_accum: int = 1                 # a process computes its rows in this many pieces
+    grad_accum: int = 1                 # each process computes its rows in this many pieces
 
-    def __post_init__(self):            # from here on these two are numbers of steps
+    def __post_init__(self):            # from here on, these two settings are numbers of steps
         for name in ('warmup_steps', 'decay_steps'):
             if isinstance(getattr(self, name), float):
                 setattr(self, name, round(getattr(self, name) * self.steps))
@@ -98,13 +98,13 @@ class Config:
             require(not is_number or value >= least, f'{name}={value} is below {least}')
 
 
-# {what is there: settings without effect if it is not}. Your own optimizer may read muon's.
+# {a part: the settings that have no effect without it}. Your own optimizer may read muon's.
 NEEDED_BY = dict(cut='core', grow='init grow_block grow_from grow_alpha',
                  muon='adamw_lr muon_scaling',
                  recurrence='curriculum curriculum_shape backprop_curriculum recompute')
 POSITIVE = set('steps batch_size context grad_accum n_layer n_embd n_head grow_block grow_from '
                'recurrence backprop_depth'.split())
-# What a resume may change: where files are, what is measured, kept and shown, and the machine.
+# A resume may change these: places of files, what is measured, kept and shown, and the machine.
 FREE = set('out_dir data cooldown_data device compile grad_accum recompute eval_every eval_batches '
            'metric log_every save_every keep_every keep_stages wandb'.split())
 
@@ -113,12 +113,12 @@ class Change(NamedTuple):
     "From the beginning of a step on, the model runs another order."
     step: int
     order: list
-    copies: bool    # growing: each entry of the order gets its own copy of its layer. Looping: not
+    copies: bool    # True, if each entry of the order gets its own copy of its layer (growing)
 
 
 def changes(c):
-    """Return the Changes of a run, from the first to the last. Those of step 0 give a new model its
-    order."""
+    """Return the Changes of a run, from the first to the last. A Change of step 0 is the order that
+    a new model begins with."""
     all_changes = []
     if c.grow:
         growths = growth_plan(c.grow, first_n_layer(c), c.n_layer, c.grow_block,
@@ -140,16 +140,18 @@ def first_n_layer(c):
 
 
 class Plan(NamedTuple):
+    "What happens at a step."
     step: int
     rate: float                 # the share of the peak rate
-    data: str                   # what the step reads, 'data' or 'cooldown_data', ...
-    batch: int                  # ... and which batch of that
-    r: int | None               # how often a core runs, ...
-    backprop_depth: int | None  # ... and through how many of these runs gradients flow
+    data: str                   # the data that the step reads: 'data' or 'cooldown_data'
+    batch: int                  # the number of the batch in these data
+    r: int | None               # how often a core runs
+    backprop_depth: int | None  # through how many of these runs gradients flow
 
 
 def plan(c, step):
-    "Return what a step does. `c` has what the model decides (see training/start.py)."
+    """Return the Plan of a step. `c` must include the settings that the model decides (decided in
+    training/start.py)."""
     first_of_decay = c.steps - c.decay_steps
     data, batch = 'data', step
     if step >= first_of_decay and c.cooldown_data:
@@ -160,7 +162,7 @@ def plan(c, step):
         mean_r = ramp(step, c.steps, c.recurrence, c.curriculum, c.curriculum_shape)
         r = sample_recurrence(mean_r, generator_for(c.seed, 'recurrence', step))
         most = ramp(step, c.steps, c.backprop_depth, c.backprop_curriculum)
-        backprop_depth = min(most, mean_r)      # as the authors: not through more than the mean
+        backprop_depth = min(most, mean_r)      # not more than the mean of r, as the authors do
     return Plan(step, rate(c, step), data, batch, r, backprop_depth)
 
 
@@ -178,25 +180,28 @@ def has_own_parts(model, c):
 
 
 def seed_for(seed, purpose, step=0):
-    "63 bits. Each draw of training is a function of these three, so no generator is ever saved."
+    """Return 63 bits that depend on these three alone. All random draws of training use such seeds,
+    so no generator is ever saved."""
     digest = hashlib.blake2b(f'{seed} {purpose} {step}'.encode(), digest_size=8).digest()
     return int.from_bytes(digest, 'big') >> 1
 
 
 def generator_for(seed, purpose, step=0, device='cpu'):
+    "Return a random generator with the seed of seed_for."
     return torch.Generator(device).manual_seed(seed_for(seed, purpose, step))
 
 
 def model_config(c, n_layer, n_vocab):
-    "The shape of a new model."
-    names = {each.name for each in fields(ModelConfig)} & vars(c).keys()
+    "Return the ModelConfig of a new model."
+    names = {field.name for field in fields(ModelConfig)} & vars(c).keys()
     shape = {name: getattr(c, name) for name in names}
     return ModelConfig(**shape | dict(n_layer=n_layer, vocab_size=n_vocab))
 
 
 def rate(c, step):
-    """The share of the peak rate: linear up, constant, then down over the last decay_steps, by
-    1 - sqrt, or by half a cosine to a thousandth, as the retrofit's authors have it."""
+    """Return the share of the peak learning rate at a step: linear warm-up, then constant, then the
+    decay over the last decay_steps, as 1 - sqrt, or as half a cosine that ends at a thousandth (as
+    in the retrofit authors' code)."""
     if callable(c.lr_shape):
         return float(c.lr_shape(c, step))
     if step < c.warmup_steps:

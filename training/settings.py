@@ -1,4 +1,4 @@
-"A general tool: a command line and configs, which are Python files, fill a dataclass."
+"Fill a dataclass from a command line and from configs, which are Python files."
 import contextlib
 import difflib
 import inspect
@@ -14,7 +14,8 @@ from training.help import print_fields
 
 
 def config_file(path, kinds):
-    "Return {name: value} of a config: Python that assigns settings, and may have _private names."
+    """Return {name: value} of a config: a Python file that assigns settings, and that may have
+    _private names."""
     file = find(path).resolve()
     require(file.suffix == '.py' and file.is_file(), f'there is no config {path}')
     return {name: setting(name, value, kinds) for name, value in vars(run_file(file)).items()
@@ -22,12 +23,12 @@ def config_file(path, kinds):
 
 
 def run_file(file):
-    """Run a Python file of the user's, and return it as a module. It is kept in sys.modules, so
+    """Run a Python file of the user, and return it as a module. The module stays in sys.modules, so
     that its classes stay known and their source can be read."""
     name = f'_config {file}'
     module = sys.modules[name] = ModuleType(name)
     module.__file__ = str(file)
-    sys.path.insert(0, str(file.parent))        # it may import its neighbours
+    sys.path.insert(0, str(file.parent))        # the file may import the files next to it
     try:
         exec(compile(file.read_text(encoding='utf-8'), str(file), 'exec'), vars(module))
     finally:
@@ -36,21 +37,23 @@ def run_file(file):
 
 
 def is_private(name, value, kinds):
-    "Is it a config's own business? A function `optimiser` is not: it should be `optimizer`."
+    """Return whether a name in a config may be ignored, as functions and modules may. A function
+    `optimiser` may not, because it is a slip for `optimizer`."""
     if name.startswith('_'):
         return True
-    functions = [each for each in kinds if Callable in choices(kinds[each])]
+    functions = [other for other in kinds if Callable in choices(kinds[other])]
     if inspect.isfunction(value) and difflib.get_close_matches(name, functions, 1, 0.7):
         return False
     return callable(value) or inspect.ismodule(value)
 
 
 def read(cls, argv, plain_word=config_file):
-    """A command line as an instance of a dataclass: --name=value or --name value for its fields.
-    A word without dashes is a config, or what a nanodepth command's plain_word makes of it."""
+    """Return a command line as an instance of a dataclass. --name=value or --name value sets a
+    field. A word without dashes is a config, or whatever plain_word(word, kinds) makes of it, which
+    returns {field: value}."""
     if {'-h', '--help'} & {*argv}:
         print_help(cls)
-    kinds = {each.name: each.type for each in fields(cls)}
+    kinds = {field.name: field.type for field in fields(cls)}
     values, options, words = {}, {}, list(argv)
     while words:
         word = words.pop(0)
@@ -68,7 +71,7 @@ def read(cls, argv, plain_word=config_file):
 
 
 def print_help(cls):
-    "Print what a command line may say, and end."
+    "Print the settings that a command line may have, and end the program."
     print(sys.modules[cls.__module__].__doc__)
     for kind in cls.__mro__[:-1]:
         print_fields(inspect.getsourcefile(kind), kind.__name__)
@@ -76,9 +79,10 @@ def print_help(cls):
 
 
 def setting(name, value, kinds):
-    "A setting's value as its kind, or a line that says what is wrong."
-    near = ''.join(f'; did you mean {each}?' for each in difflib.get_close_matches(name, kinds, 1))
-    require(name in kinds, f'{name} is no setting{near} (a config writes _{name} for its own)')
+    "Return the value of a setting in the setting's type. A wrong name or value is refused."
+    near = ''.join(f'; did you mean {other}?'
+                   for other in difflib.get_close_matches(name, kinds, 1))
+    require(name in kinds, f'{name} is not a setting{near} (a config may use _{name} for itself)')
     try:
         return as_kind(value, kinds[name])
     except ValueError:
@@ -86,18 +90,19 @@ def setting(name, value, kinds):
 
 
 def choices(kind):
-    "The kinds that a value may have: of int | None, both."
+    "Return the types that a value may have: int and NoneType for int | None."
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
 def as_kind(value, kind):
-    "A value as this kind, or a ValueError. On a command line it is a text, in a config anything."
+    """Return a value as this type, or raise a ValueError. On a command line the value is a text,
+    and in a config it may be anything."""
     text = str(value)
     inside = get_args(kind)
-    if get_origin(kind) in (Union, UnionType):          # the first that fits: None before a text
-        for each in sorted(inside, key=lambda each: each is not NoneType):
+    if get_origin(kind) in (Union, UnionType):          # the first that fits; None before text
+        for choice in sorted(inside, key=lambda choice: choice is not NoneType):
             with contextlib.suppress(ValueError):
-                return as_kind(value, each)
+                return as_kind(value, choice)
     elif get_origin(kind) is Literal:
         if text in inside:
             return text
@@ -108,7 +113,7 @@ def as_kind(value, kind):
         known = dict(true=True, false=False) if kind is bool else dict(none=None)
         if text.lower() in known:
             return known[text.lower()]
-    elif kind is int:                                   # 1e3 is one; of steps, 1.0 is a share
+    elif kind is int:                                   # 1e3 is an int; 1.0 is not, but a share
         if '.' not in text and float(text).is_integer():
             return int(text) if text.lstrip('-').isdigit() else int(float(text))
     elif kind in (float, Path):
@@ -119,6 +124,6 @@ def as_kind(value, kind):
 
 
 def find(path):
-    "A config or data: in the current folder, else in that of train.py."
+    "Return the path of a config or of data: in the current folder, or else next to train.py."
     beside = Path(__file__).resolve().parents[1] / path
     return Path(path) if Path(path).exists() or not beside.exists() else beside

@@ -1,9 +1,9 @@
-"""Where a run begins: it is resumed, it branches, or it is new.
+"""Begin a run: resume it, branch it from another run, or start a new one.
 
-resumed     out_dir holds a run. It continues, and only the settings in FREE may change
-branched    branch_from names another run, the trunk, or one of its checkpoints. The branch
-            continues the trunk's model, optimizers, totals and log in a folder of its own, and its
-            settings may be others
+resumed     out_dir holds a run already. The run continues, and only the settings in FREE may change
+branched    branch_from names another run, the trunk, or one of the trunk's checkpoints. The branch
+            continues the trunk's model, optimizers, totals and log in its own folder, and may have
+            other settings
 new         the run begins at step 0, with random weights or with the model of init_from, which may
             be cut
 """
@@ -20,21 +20,21 @@ from training.checkpoint import as_written, book_hash, load, same_source, writte
 from training.plan import (FREE, NEEDED_BY, Config, changes, first_n_layer, model_config, plan,
                            seed_for)
 
-# Where the model came from. If one of these is set, the model decides its own shape. A resume need
-# not repeat them, because the checkpoint has the model.
+# The settings that say where the model comes from. If one of them is set, the model decides its
+# own shape. A resume need not repeat them, because the checkpoint has the model.
 MADE_THE_MODEL = 'init_from', 'cut', 'branch_from'
 
 
 @dataclass
 class Past:
-    "What a run has behind it. A checkpoint stores this next to the model and the optimizers."
+    "What a run has done so far. A checkpoint stores it next to the model and the optimizers."
     step: int = 0
     tokens: int = 0
     flops: int = 0
     seconds: float = 0.0
-    first_n_layer: int = 0          # how many layers its first model had
-    inherited_flops: int = 0        # what the model of init_from had cost before
-    published: bool = False         # was that model downloaded, so that nobody knows its cost?
+    first_n_layer: int = 0          # layers of the model that the run began with
+    inherited_flops: int = 0        # the training FLOPs of the model of init_from
+    published: bool = False         # True, if that model was downloaded, so its FLOPs are unknown
     data: dict = field(default_factory=dict)        # descriptions of what the model has read
     config: dict = field(default_factory=dict)      # the settings as they were typed
     book: str = ''                  # a hash of the book's files
@@ -46,14 +46,14 @@ class Beginning(NamedTuple):
     past: Past
     states: dict                # what the optimizers remember (states_of in optimizers.py)
     is_resumed: bool
-    origin: str | None          # the run that it continues: itself, or the trunk
-    trunk: dict                 # the settings of that run
-    copy_tokenizer: Callable | None     # nanodepth's, for the tokenizer of a published model
+    origin: str | None          # the run that is continued: the run itself, or the trunk
+    trunk: dict                 # the settings of the run that is continued
+    copy_tokenizer: Callable | None     # nanodepth's function, for a published tokenizer
 
 
 def start(typed, data, open_parent, size):
     """Return the Beginning of a run of `size` processes. A run that cannot begin is refused here,
-    and leaves no folder."""
+    before it makes a folder."""
     is_resumed = (Path(typed.out_dir) / 'ckpt.pt').exists()
     kept = [path.name for path in Path(typed.out_dir).glob('ckpt-*.pt')]
     require(is_resumed or not kept, f'{typed.out_dir} has {", ".join(kept)}, but no ckpt.pt: '
@@ -86,14 +86,14 @@ def start(typed, data, open_parent, size):
 def continued(origin):
     "Return the model of a run or checkpoint, its Past, and what its optimizers remember."
     model, saved = load(origin)
-    require(saved['optimizers'] and isinstance(saved['optimizers'], dict), f'{origin} has weights '
-            f'alone, or is of an earlier version: --init_from={origin} begins with its weights')
-    past = Past(**{each.name: saved[each.name] for each in fields(Past)})
+    require(saved['optimizers'] and isinstance(saved['optimizers'], dict), f'{origin} has only '
+            f'weights, or is of an earlier version: --init_from={origin} begins with its weights')
+    past = Past(**{field.name: saved[field.name] for field in fields(Past)})
     return model, past, saved['optimizers']
 
 
 def new(c, data, open_parent):
-    "Return a new run's model, its Past, and what copies the tokenizer of a published model."
+    "Return a new run's model, its Past, and a function that copies a published tokenizer, or None."
     torch.manual_seed(seed_for(c.seed, 'init'))
     if c.init_from:
         model, parent = open_parent(c.init_from)
@@ -112,14 +112,15 @@ def new(c, data, open_parent):
 
 
 def as_begun(typed, past):
-    "Return the settings of a resume, with those that it need not repeat."
+    "Return the settings of a resume, completed by those that it need not repeat."
     begun = {name: past.config[name] for name in MADE_THE_MODEL if getattr(typed, name) is None}
     return replace(typed, **begun)
 
 
 def decided(c, model, past):
-    """Return the settings with what the model decides: how often a core runs, if `recurrence` is
-    None, and the shape of a model that these settings did not make."""
+    """Return the settings, completed by those that the model decides. A core decides recurrence and
+    backprop_depth, if these are None. A model that these settings did not make decides its own
+    shape."""
     if core := core_of(model):
         c = replace(c, recurrence=c.recurrence or core.r,
                     backprop_depth=c.backprop_depth or core.backprop_depth)
@@ -136,7 +137,7 @@ def decided(c, model, past):
 
 
 def set_order_of_new(c, model):
-    "Give the model of a new run the order that its settings say."
+    "Set the order of a new run's model, as the settings define it."
     plain = [*range(len(model.layers))]
     require(not c.grow or model.order == plain, 'a looped model does not grow')
     for change in changes(c):
@@ -147,8 +148,8 @@ def set_order_of_new(c, model):
 
 
 def set_order_of_branch(c, model, past):
-    """Refuse a trunk that has not as many layers as the branch's own settings would have by now,
-    and give the trunk's model the loop or order that these settings would have."""
+    """Set the order of a trunk's model to the one that the branch's settings would have at this
+    step. A trunk is refused if these settings would have given it another number of layers."""
     n_layer, order = past.first_n_layer if c.grow else c.n_layer, None
     for change in changes(c):
         if change.step < max(1, past.step):     # a change comes at the beginning of its step
@@ -167,7 +168,8 @@ def set_order_of_branch(c, model, past):
 
 
 def differences(wanted, has, but=()):
-    "Return which settings a run has, as files keep them, and not those that are wanted, in words."
+    """Return in words how the settings that a run has differ from the wanted ones. Both are in the
+    form in which files keep them."""
     names = [name for name in sorted(wanted.keys() | has.keys())
              if name not in but and not same_source(wanted.get(name), has.get(name))]
     return '; '.join(f'{name}={has.get(name)!r:.40} and not {wanted.get(name)!r:.40}'

@@ -46,7 +46,7 @@ END_OF_TEXT = 256       # tokens are bytes, and this one
 SIZE = 64           # tokens of a document, with the end-of-text token before it
 # marks 1, 2, ...; with four values, five aliases take 24 letters
 KINDS = ['text', 'copy', *(f'aliases {n}' for n in range(6))]
-BEGINS = 128        # what a mark has more where an answer begins
+ANSWER_START = 128        # what a mark has more where an answer begins
 COPIES = 0.25       # of the documents of primitives; the rest are chains
 VALUES = 4          # names that get a value, and names of each further step
 FIRST = 100_000     # documents from one seed
@@ -108,7 +108,7 @@ def document(rng, most, rounds):
         tokens += text.encode()
         mask += [known] * len(text)
         mark = KINDS.index(kind) + 1 if kind else 0
-        marks += [mark + BEGINS if kind else 0] + [mark] * (len(text) - 1)
+        marks += [mark + ANSWER_START if kind else 0] + [mark] * (len(text) - 1)
         if len(tokens) >= SIZE:
             return tokens[:SIZE], mask[:SIZE], marks[:SIZE]
 
@@ -199,7 +199,7 @@ def main(argv):
         size = round(len(tokens) * c.text / (1 - c.text))
         text = [np.array([END_OF_TEXT, *raw]) for raw in share]
         text = np.concatenate([np.zeros(0, int), *text])[:size]
-        marks = np.concatenate((marks, np.full(len(text), BEGINS + 1)))
+        marks = np.concatenate((marks, np.full(len(text), ANSWER_START + 1)))
         write(c.out, split, KINDS[:3 + most], bin=np.concatenate((tokens, text)),
               mask=np.concatenate((mask, np.ones(len(text)))),
               marks=marks if split == 'val' else None,

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from nanodepth.common.errors import Refused, check_choice, nearest, refusing, say
+from nanodepth.common.errors import Refused, check_choice, nearest, as_refusal, say
 from nanodepth.common.files import read_run
 from nanodepth.common.options import OWN_FILES, config_file, read
 from nanodepth.model import require
@@ -86,7 +86,7 @@ def read_options(argv):
 def arms_in(file, types):
     "Return the options in a file of arms."
     hint = 'to compare two configs, name two'
-    with refusing(Refused, why=lambda error: f'{file} is not a file of arms ({error}): {hint}'):
+    with as_refusal(Refused, why=lambda error: f'{file} is not a file of arms ({error}): {hint}'):
         values = config_file(file, types)
     require(values.get('arms'), f'{file} is not a file of arms (it defines no arms): {hint}')
     return dict(out=Path('out') / Path(file).stem) | values
@@ -158,7 +158,7 @@ def runs_of(options, seed):
     "Return {name: its Run} for all arms with one seed. A line may name the arms above it."
     runs = {}
     for name, line in options.arms.items():
-        with refusing(ValueError, why=lambda error: f'{line}: {error}'):    # a quote that is open
+        with as_refusal(ValueError, why=lambda error: f'{line}: {error}'):    # a quote that is open
             words = shlex.split(options.more) + shlex.split(line)
         require(not {word.partition('=')[0] for word in words} & {'--seed', '--out_dir'},
                 f'{name}: an arm sets no --seed and no --out_dir; compare has --seeds and --out')

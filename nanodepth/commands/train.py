@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from nanodepth import ROOT
-from nanodepth.common.errors import Refused, refusing
+from nanodepth.common.errors import Refused, as_refusal
 from nanodepth.common.files import write_json
 from nanodepth.common.options import read
 from nanodepth.grow import untie
@@ -63,7 +63,7 @@ def main(argv):
     if options.dry_run:
         show(config)
         return
-    with refusing(torch.OutOfMemoryError, why=lambda error: OUT_OF_MEMORY):
+    with as_refusal(torch.OutOfMemoryError, why=lambda error: OUT_OF_MEMORY):
         stopped = train(config, open_parent)
     leave_processes()
     if stopped:         # make or a scheduler must not take the run for finished

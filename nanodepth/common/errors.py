@@ -24,7 +24,7 @@ def check_choice(name, value, allowed):
 
 
 @contextlib.contextmanager
-def refusing(*kinds, why=str):
+def as_refusal(*kinds, why=str):
     "Inside this `with`, turn other libraries' exceptions into Refused. why(error) is the line."
     try:
         yield

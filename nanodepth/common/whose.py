@@ -5,7 +5,7 @@ Usage: file_of('owner/name', 'config.json')
 import re
 from pathlib import Path
 
-from nanodepth.common.errors import refusing
+from nanodepth.common.errors import as_refusal
 from nanodepth.common.files import replace
 
 LICENCES = [name + ending for name in ('LICENSE', 'LICENCE', 'NOTICE')
@@ -38,7 +38,7 @@ def file_of(name, file):
         path = Path(name) / file
         return path if path.exists() else None
     from transformers.utils import cached_file
-    with refusing(OSError, why=lambda error: f'{name}: {str(error).splitlines()[0]}'):
+    with as_refusal(OSError, why=lambda error: f'{name}: {str(error).splitlines()[0]}'):
         path = cached_file(str(name), file, _raise_exceptions_for_missing_entries=False)
         return path and Path(path)
 

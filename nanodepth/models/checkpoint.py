@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from nanodepth.common.errors import Refused, nearest, refusing, say
+from nanodepth.common.errors import Refused, nearest, as_refusal, say
 from nanodepth.common.files import checkpoint_file, read_json, read_run
 from nanodepth.common.whose import file_of, is_ours, on_hub
 from nanodepth.model import require
@@ -78,7 +78,7 @@ def pick_device(name='auto'):
     if name == 'auto':
         name = ('cuda' if torch.cuda.is_available() else 'mps' if torch.backends.mps.is_available()
                 else 'cpu')
-    with refusing(RuntimeError, AssertionError, NotImplementedError, why=lambda error:
+    with as_refusal(RuntimeError, AssertionError, NotImplementedError, why=lambda error:
                   f'device={name!r} cannot be used: {str(error).splitlines()[0][:150]}'):
         torch.zeros(1, device=name).item()
     # cuDNN plans every new shape for 30 ms: each token of a text

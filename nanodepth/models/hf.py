@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import torch
 
-from nanodepth.common.errors import refusing
+from nanodepth.common.errors import as_refusal
 from nanodepth.common.files import new_folder, write_json
 from nanodepth.common.whose import is_ours
 from nanodepth.grow import untie
@@ -110,7 +110,7 @@ def config_json(config, depth):
 
 def not_opened(path):
     "In here what goes wrong in transformers is a line."
-    return refusing(Exception, why=lambda error: f'{path}: transformers does not open it: '
+    return as_refusal(Exception, why=lambda error: f'{path}: transformers does not open it: '
                     f'{type(error).__name__}: {" ".join(str(error).split())[:300]}')
 
 
@@ -261,7 +261,7 @@ def write_checkpoint(model, folder, tensors, config_json, tokenizer, files=None,
                                 eos_token_id=asks.get('eos_token_id', end))
         # (a looped layer stands under several names: each gets weights of its own)
         whole = {name: t.detach().to('cpu', dtype, copy=True) for name, t in tensors.items()}
-        with refusing(SafetensorError, why=lambda error: f'{folder}: {error}'):
+        with as_refusal(SafetensorError, why=lambda error: f'{folder}: {error}'):
             save_file(whole, folder / 'model.safetensors',
                       metadata=dict(format='pt') | (about or {}))
         os.chmod(folder / 'model.safetensors', 0o644)       # else only its owner can read it

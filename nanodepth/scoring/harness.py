@@ -19,7 +19,7 @@ from tqdm import tqdm
 from transformers import AutoTokenizer
 
 from nanodepth import ROOT
-from nanodepth.common.errors import nearest, refusing, say
+from nanodepth.common.errors import nearest, as_refusal, say
 from nanodepth.common.whose import device_of, is_ours
 from nanodepth.model import Refused, require
 from nanodepth.models.hf import not_opened
@@ -133,7 +133,7 @@ def find(names, shots=None):
 def lm_scores(subject):
     "Return {'arc_easy acc': Score, ...} for a Subject's model, as it runs now."
     options, scores, (tasks, known, names) = subject.options, {}, subject.theirs
-    with refusing(AssertionError), torch.no_grad():
+    with as_refusal(AssertionError), torch.no_grad():
         results = simple_evaluate(Model(subject), tasks=tasks, task_manager=known,
                                   limit=options.limit, apply_chat_template=options.chat,
                                   log_samples=True)

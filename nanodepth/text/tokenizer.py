@@ -12,7 +12,7 @@ from unittest import mock
 import numpy as np
 import tiktoken
 
-from nanodepth.common.errors import Refused, refusing
+from nanodepth.common.errors import Refused, as_refusal
 from nanodepth.common.files import checkpoint_file, read_json, replace, write_json
 from nanodepth.common.whose import file_of, on_hub
 from nanodepth.model import require
@@ -74,7 +74,7 @@ def get_tokenizer(name):
                                  mergeable_ranks={bytes([i]): i for i in range(256)},
                                  special_tokens={END_OF_TEXT: 256})
     # unknown, or not to be downloaded
-    with refusing(ValueError, OSError, why=lambda error: f"tokenizer {word!r}: allowed are "
+    with as_refusal(ValueError, OSError, why=lambda error: f"tokenizer {word!r}: allowed are "
                   "'bytes', a tokenizer.json or a folder with one, and what tiktoken has "
                   f'({", ".join(tiktoken.list_encoding_names())}): {str(error).splitlines()[0]}'):
         return tiktoken.get_encoding(word)

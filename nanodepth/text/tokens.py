@@ -26,14 +26,14 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from nanodepth.common.errors import check_choice, refusing
+from nanodepth.common.errors import check_choice, as_refusal
 from nanodepth.common.files import hash_of, read_json, replace, write_json
 from nanodepth.common.options import read
 from nanodepth.model import Refused, require
 from nanodepth.text.tokenizer import (copy_tokenizer, encode_as_array, fingerprint, get_tokenizer,
                                       stands_for, start_of_document, token_type)
 from nanodepth.training.checkpoint import remove_unfinished, whole
-from nanodepth.training.loader import BEGINS
+from nanodepth.training.loader import ANSWER_START
 
 # Plain text, as far as it is taken from a folder. (A .json there may hold settings.)
 TEXTS = ('.txt .md .rst .org .tex .html .css .py .js .ts .c .h .cc .cpp .cu .rs .go .java .rb .lua '
@@ -117,7 +117,7 @@ def texts(path, how, is_alone):
     """The documents of a file in order, None where a row has none. Plain text is one, or if it is
     alone several. Rows whose texts are fetched are read 32 at once."""
     if not format_of(path):
-        with refusing(UnicodeDecodeError, why=lambda error: f'{path}: {error}'):
+        with as_refusal(UnicodeDecodeError, why=lambda error: f'{path}: {error}'):
             text = Path(path).read_text(encoding='utf-8-sig')
         yield from cut(text) if is_alone else [text]
         return
@@ -242,12 +242,12 @@ def begun_with(folder, plan):
     settings. A folder with parts that were begun with another plan is refused. If nothing is
     written, because the first part is refused, say, nothing is left."""
     path = folder / 'plan.json'
-    is_begun = any(folder.glob('part_*.json'))
     names = [file.name for file in folder.iterdir()] if folder.exists() else []
-    others = [name for name in names
-              if not re.fullmatch(r'plan\.json|\..*\.unfinished|(train|val)_\d+\.bin', name)]
+    # a command that was killed before its first part was complete leaves such files at most
+    is_left_over = path.exists() and all(
+        re.fullmatch(r'plan\.json|\..*\.unfinished|(train|val)_\d{5}\.bin', name) for name in names)
     is_same = path.exists() and path.read_text() == plan
-    require(is_same or not is_begun and not others, f'{folder} holds something else, or was begun '
+    require(is_same or is_left_over or not names, f'{folder} holds something else, or was begun '
             'with other files or settings: remove it, or choose another --out')
     replace(path, plan.encode())
     remove_unfinished(folder)
@@ -305,7 +305,7 @@ def make(folder, parts, how, workers=1, budget=math.inf):
     dtype = token_type(get_tokenizer(how.tokenizer).n_vocab)
     val = np.concatenate([np.fromfile(folder / part['val']['file'], dtype) for part in made])
     # text is a kind of answer, of which each token is one: a mixture tells it from others
-    write_dataset(folder, 'val', how.tokenizer, val, marks=np.full(len(val), BEGINS + 1),
+    write_dataset(folder, 'val', how.tokenizer, val, marks=np.full(len(val), ANSWER_START + 1),
                   kinds=['text'], origin=origin)
     shards = [part['train'] for part in made if part['train']['tokens']]
     describe(folder, 'train', how.tokenizer, shards, ['text'], origin)
@@ -329,7 +329,7 @@ class Source:
 def number(text):
     "'10B' as 10,000,000,000."
     factor = dict(K=10**3, M=10**6, B=10**9, T=10**12).get(text[-1:].upper(), 1)
-    with refusing(ValueError, why=lambda error: f'--tokens={text} must be a number, such as 10B'):
+    with as_refusal(ValueError, why=lambda error: f'--tokens={text} must be a number, such as 10B'):
         return round(float(text[:-1] if factor > 1 else text) * factor)
 
 
@@ -342,7 +342,7 @@ def files_of(source, folder, out):
     from huggingface_hub import HfApi
     plan = out / 'plan.json'
     begun = re.search(r'@(\w{40})/', plan.read_text()) if plan.exists() else None
-    with refusing(Exception, why=lambda error: f'the hub did not list {source.repo} ({error}): '
+    with as_refusal(Exception, why=lambda error: f'the hub did not list {source.repo} ({error}): '
                   '--source=FOLDER reads local files'):
         commit = begun[1] if begun else HfApi().dataset_info(source.repo).sha
         names = HfApi().list_repo_files(source.repo, repo_type='dataset', revision=commit)
