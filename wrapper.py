@@ -39,9 +39,9 @@ def naive(g, x, K):
     return x
 
 
-def rk(g, x, K, beta=0.5, T=1):
-    """Take K small steps, and mix the result with the plain output. Together they are one
-    Runge-Kutta step of K stages (the paper's Equations 13 to 16), hence the name. T is the time at
+def anchored(g, x, K, beta=0.5, T=1):
+    """Take K small steps, and mix the result with the plain output, as with an anchor. Together
+    they are one Runge-Kutta step of K stages (the paper's Equations 13 to 16). T is the time at
     which the steps end. It is 1 in the paper, and in its authors' code there are also runs with
     2."""
     plain = g(x)
@@ -72,7 +72,8 @@ def euler(g, x, K, T=1, alphas=None, tol=0):
 # evaluate g(x) first, with the x that it gets, because a cache keeps the keys of that evaluation.
 # If it evaluates g twice in each of its K steps, set mine.per_step = 2, so that FLOPs are counted
 # right.
-SOLVERS = dict(naive=naive, rk=rk, euler=euler)
+SOLVERS = dict(naive=naive, anchored=anchored, euler=euler,
+               rk=anchored)         # another name, as in the paper (it is not the textbooks' rk4)
 
 
 class Window(Span):
@@ -86,7 +87,7 @@ class Window(Span):
             only prompts are wrapped.
     """
 
-    def __init__(self, items, solver='rk', K=3, cache='first', decode='full', **options):
+    def __init__(self, items, solver='anchored', K=3, cache='first', decode='full', **options):
         super().__init__(items)
         require(solver in SOLVERS, f'solver={solver}: known are {", ".join(SOLVERS)}')
         require(isinstance(K, int) and K >= 1, f'K={K}: a number of steps, so at least 1')
@@ -159,7 +160,7 @@ def make_windows(items, mode, solver, K, cache, decode, options):
 
 
 @contextlib.contextmanager
-def wrapped(model, window=None, solver='rk', K=3, cache='first', mode='block', decode='full',
+def wrapped(model, window=None, solver='anchored', K=3, cache='first', mode='block', decode='full',
             **options):
     """Inside this `with`, a window of the items in the model's order runs several times: all items
     as one 'block', or each 'layer' by itself. The options are for the solver."""

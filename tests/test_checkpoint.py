@@ -119,7 +119,7 @@ def span(step, **settings):
     (span('Core', r=3, start='normal'), "'start'"),         # as an earlier version wrote
     (span('Window', solver='butcher', K=3), 'solver=butcher: known are'),
     (span('Window', cache='exact'), 'cache=exact'),
-    (span('Window', solver='evil.rk'), 'solver=evil.rk: known are naive, rk'),
+    (span('Window', solver='evil.rk'), 'solver=evil.rk: known are naive, anchored'),
     *((span(name), 'of a Span is needed')
       for name in ('Evil', 'evil', 'evil.Evil', 'evil:Evil', 'evil.py', './evil.py:Evil'))])
 def test_order_of_a_checkpoint_is_known_or_refused(item, message, tiny, tmp_path, monkeypatch):

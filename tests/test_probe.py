@@ -193,7 +193,7 @@ def test_probes_refuse_what_has_no_one_effect(tiny):
     for look in (depth_score, future_effects, residual_norms):
         with wrapped(model, (1, 2)), pytest.raises(Refused, match='runs each depth once'):
             look(model, t)
-    with pytest.raises(Refused, match='propagate=False is for layers alone'):
+    with pytest.raises(Refused, match='propagate=False is for an order of layers alone'):
         future_effects(recurrent, t, propagate=False)
     for look in (depth_score, future_effects):
         with pytest.raises(Refused, match='two forward passes of this model differ'):

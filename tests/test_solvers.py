@@ -16,7 +16,7 @@ g_half = lambda x: x - 0.5 * x                  # by hand, every step below
 @pytest.mark.parametrize('solver, K, options, expected', [
     ('naive', 3, {}, 1 / 8),
     ('naive', 1, {}, 0.5),                      # one step of length 1 is the plain window
-    ('rk', 3, {}, 0.5 * 0.5 + 0.5 * (5 / 6) ** 3),
+    ('anchored', 3, {}, 0.5 * 0.5 + 0.5 * (5 / 6) ** 3),
     ('midpoint', 1, {}, 1 - 0.5 + 0.125),
     ('heun', 1, {}, 1 - 0.5 + 0.125),
     ('rk4', 1, {}, 1 - 0.5 + 1 / 8 - 1 / 48 + 1 / 384),
@@ -25,7 +25,7 @@ g_half = lambda x: x - 0.5 * x                  # by hand, every step below
     ('anderson', 2, dict(m=1), 0.0),             # one dimension: two evaluations know a linear map
     ('aitken', 2, {}, 0.5),         # the series ends at 0, and the safeguard at the plain window
     ('euler', 2, dict(T=2), 0.25),                      # two steps of length 1: naive
-    ('rk', 2, dict(T=2), 0.5 * 0.25 + 0.5 * 0.5),
+    ('anchored', 2, dict(T=2), 0.5 * 0.25 + 0.5 * 0.5),
     ('midpoint', 1, dict(T=2), 1 - 1 + 0.5)])           # h = 2: x (1 - h/2 + h^2/8)
 def test_solver_on_a_linear_map(solver, K, options, expected):
     x = SOLVERS[solver](g_half, ONE, K, **options)
@@ -33,7 +33,7 @@ def test_solver_on_a_linear_map(solver, K, options, expected):
 
 
 def by_stages(g, x, K, beta):
-    "rk by Equations 13 to 15, written out."
+    "Anchored steps, by Equations 13 to 15, written out."
     result, slopes = x, []
     for weight in [beta + (1 - beta) / K] + [(1 - beta) / K] * (K - 1):
         y = x + sum(slopes, torch.zeros_like(x)) / K
@@ -42,12 +42,12 @@ def by_stages(g, x, K, beta):
     return result
 
 
-def test_rk_is_equation_16():
+def test_anchored_is_equation_16():
     torch.manual_seed(0)
     A, x = torch.randn(5, 5, dtype=torch.float64) / 3, torch.randn(2, 3, 5, dtype=torch.float64)
     g = lambda y: y + torch.tanh(y @ A)
     for K, beta in ((1, 0.2), (2, 0.5), (3, 0.5), (5, 0.1), (4, 0.0)):
-        ours = SOLVERS['rk'](g, x, K, beta=beta)
+        ours = SOLVERS['anchored'](g, x, K, beta=beta)
         assert torch.allclose(ours, by_stages(g, x, K, beta), atol=1e-12)
         damped = SOLVERS['euler'](g, x, K)
         assert torch.allclose(ours, beta * g(x) + (1 - beta) * damped, atol=1e-12)
@@ -116,7 +116,7 @@ def test_a_list_of_equal_steps_is_euler():
     x = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(1))
     g = lambda y: y * 0.9 + 0.1
     assert torch.equal(SOLVERS['euler'](g, x, 4), SOLVERS['euler'](g, x, 4, alphas=(0.25,) * 4))
-    assert torch.equal(SOLVERS['euler'](g, x, 4), SOLVERS['rk'](g, x, 4, beta=0))
+    assert torch.equal(SOLVERS['euler'](g, x, 4), SOLVERS['anchored'](g, x, 4, beta=0))
     for settings, message in (
             (dict(solver='euler', alphas=(0.6, 0.4)), 'K=3 steps have 3 lengths'),
             (dict(solver='euler', alphas=(1, 1, 1), T=2), 'leave out T'),

@@ -83,7 +83,7 @@ def logits_of(model, t):
 # ---------------------------------------------------------------------------------- one slow form
 
 def rk_window(items, cache='first', decode='full'):
-    return Window(items, 'rk', 3, cache, decode, beta=0.3)
+    return Window(items, 'anchored', 3, cache, decode, beta=0.3)
 
 
 def reading(model, t):
@@ -280,7 +280,7 @@ def test_wrapped_off_values(six, dtype):
     model, t = six.to(dtype), tokens()
     plain, (cached, slots) = model(t), in_pieces(model, t, [6, 1, 1, 4])
     for K, beta in ((1, 0.3), (3, 1.0)):
-        with wrapped(model, WINDOW, 'rk', K, beta=beta):
+        with wrapped(model, WINDOW, 'anchored', K, beta=beta):
             logits, kept = in_pieces(model, t, [6, 1, 1, 4])
             assert torch.equal(model(t), plain) and torch.equal(logits, cached)
             for place in enumerate(range(6)):

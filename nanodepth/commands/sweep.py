@@ -48,7 +48,7 @@ def many_ways(options, model):
         every = re.fullmatch(r'all([1-9]\d*)', part)
         a, b = pick_window(f'0-{int(every[1]) - 1}' if every else part, n)
         windows += [f'{a + i}-{b + i}' for i in range(n - b if every else 1)]
-    return ways_of(replace(options, window=tuple(windows), solver=options.solver or ('rk',),
+    return ways_of(replace(options, window=tuple(windows), solver=options.solver or ('anchored',),
                            K=options.K or (2, 3)))
 
 

@@ -29,10 +29,10 @@ class Ways:
     r: tuple[int, ...] = ()         # how often a recurrent core runs
     span: tuple[str, ...] = ()      # an argument of the Spans in the model's order, such as q:0.3
     window: tuple[str, ...] = ()    # what the wrapper runs: 3-5, mid4, or a share of the depth
-    solver: tuple[str, ...] = ()    # how the wrapper runs it (rk)
+    solver: tuple[str, ...] = ()    # how the wrapper runs it (anchored)
     K: tuple[int, ...] = ()         # in how many steps of the solver (3)
     T: tuple[float, ...] = ()       # the time at which the steps end (1)
-    beta: tuple[float, ...] = ()    # the share of the plain output (rk: 0.5), or a solver's own
+    beta: tuple[float, ...] = ()    # anchored: the share of the plain output (0.5)
     alpha: tuple[float, ...] = ()   # the step of heavy_ball and norm_stab (0.5)
     alphas: tuple[float, ...] = ()  # euler: the length of each step, such as 0.6,0.4: one way
     weights: tuple[float, ...] = ()     # poly_blend, such as 0.25,0.5,0.25: one way

@@ -22,7 +22,7 @@ from nanodepth.wrapper import make_windows, pick_window
 
 
 @contextlib.contextmanager
-def wrapped(model, window=None, solver='rk', K=3, cache='first', mode='block', decode='full',
+def wrapped(model, window=None, solver='anchored', K=3, cache='first', mode='block', decode='full',
             pin=False, **options):
     """Inside a `with`, a window of a model's layers runs several times.
 
