@@ -23,7 +23,7 @@ import torch
 from loop import in_order, three_parts
 from model import Pass, Refused, require, spans_in, unrolled
 
-ROWS = 20       # as many as in the papers
+ROWS = 20       # as many prompts as in Figure 1B of the first paper
 
 
 # ------------------------------------------------------------------ the idea: what moves without it

@@ -112,7 +112,8 @@ class Core(Span):
         return torch.randn(shape, generator=generator, device=generator.device)
 
     def std(self, width):
-        "Return the standard deviation of the noise, as in the authors' code."
+        """Return the standard deviation of the noise: the formula of the authors' first model.
+        (Their code keeps its value for the width 5280 at any width.)"""
         return math.sqrt(2 / (5 * width))
 
     def flops(self, model, context):
@@ -165,8 +166,8 @@ def parts_of_shape(shape, n_layer):
 
 def sample_recurrence(mean_r, generator):
     """Return r for a training step: 1 + Poisson(rate), where the rate is lognormal with the mean
-    mean_r. So r has the mean mean_r + 1, as in the authors' code. (The authors draw r for each
-    micro-batch.)"""
+    mean_r. So r has the mean mean_r + 1, as in the authors' code, which counts it as mean_r. (The
+    authors draw r for each micro-batch.)"""
     sigma = 1 / 2           # of the rate's logarithm
     normal = torch.randn(1, generator=generator, dtype=torch.float64)
     rate = (sigma * normal + math.log(mean_r) - sigma ** 2 / 2).exp()

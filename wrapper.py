@@ -81,8 +81,9 @@ class Window(Span):
 
     cache   the evaluation whose keys and values later tokens see. 'first' is the first evaluation,
             so the keys are the plain model's. 'last' is one more run of the window, on the result
-            (flops does not count it). The paper's default is 'last', and 'first' did better in its
-            long answers. With either, generation differs from one forward pass of the whole text.
+            (flops does not count it). The paper's text has 'last' as its default, and its tables
+            nearly always 'first', which did better in long answers. With either, generation differs
+            from one forward pass of the whole text.
     decode  'full', or 'bypass': if a single token follows other tokens, the window runs once. So
             only prompts are wrapped.
     """

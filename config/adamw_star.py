@@ -2,11 +2,11 @@
 
 The idea: no step is larger than the gradient's direction allows, however small its history is.
 
-Paper: the predecessor of "Retrofitted Recurrence" ("update clipping, no epsilon, another
-decoupling"). Written after the authors' code: averages that begin with the first gradient, atan2
-in epsilon's place, a tensor's step divided by the root mean square of gradient over its running
-size where that is above 1 (Wortsman et al., 2023), both of Adam's corrections on top, and a decay
-of _DECAY x lr / peak lr, on norms too.
+Paper: "Retrofitted Recurrence", section 4.3.1, which takes this AdamW from Geiping et al.: with
+update clipping, without epsilon, and with another decoupling. Written after the authors' code:
+averages that begin with the first gradient, atan2 in epsilon's place, a tensor's step divided by
+the root mean square of gradient over its running size where that is above 1 (Wortsman et al.,
+2023), both of Adam's corrections on top, and a decay of _DECAY x lr / peak lr, on norms too.
 
     python train.py config/lidas.py config/adamw_star.py --out_dir=out/star
 """

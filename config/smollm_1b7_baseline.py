@@ -8,7 +8,7 @@ loss of 1.96 ("From Growing to Looping", Table 1).
 from smollm_360m_baseline import *  # noqa: F403
 
 out_dir = 'out/smollm_1b7_baseline'
-n_layer = 24                # the shape: Table 2
+n_layer = 24                # the shape: Table 2 of the first paper
 n_embd = 2048
 n_head = 32
 n_kv_head = 32

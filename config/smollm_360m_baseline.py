@@ -9,7 +9,7 @@ out_dir = 'out/smollm_360m_baseline'
 data = ('data/smollm/fineweb_edu@0.7,data/smollm/cosmopedia@0.15,data/smollm/python_edu@0.09,'
         'data/smollm/open_web_math@0.06')
 vocab_size = 49_152         # cosmo2
-n_layer = 32                 # the shape: Table 2
+n_layer = 32                 # the shape: Table 2 of the first paper
 n_embd = 960
 n_head = 15
 n_kv_head = 5

@@ -44,7 +44,7 @@ def tokens():
      (11_677_728_768, 20_436_025_344, 26_274_889_728, 37_952_618_496),
      (1_946_288_128, 3_406_004_224, 6_325_436_416, 12_164_300_800), 0.917)])
 def test_surgery_has_the_papers_tables(fields, shape, parts, share, flops, effective, curriculum):
-    "Their tables: weights by parts, FLOPs for r = 4, 8, 16 and 32, and what a curriculum saves."
+    "The weights of their Table 7 and, by section 3's rule, FLOPs for r = 4, 8, 16 and 32."
     with torch.device('meta'):
         parent = LM(ModelConfig(**fields))
         model = surgery(parent, shape)
@@ -248,6 +248,6 @@ def test_core_refuses_what_it_cannot_do(tiny, tokens):
             (lambda: surgery(model, ([0, 1], [1], [3])), 'none of them twice'),
             (lambda: surgery(model, '1-2'), 'is not three numbers of layers'),
             (lambda: surgery(model, '1-3-1'), 'more layers than the model, which has 4'),
-            (lambda: surgery(model, '1-2-1', AuthorsCore, inject='linear'), 'inject=linear: ')):
+            (lambda: surgery(model, '1-2-1', AuthorsCore, inject='linear'), 'inject=linear must be ')):
         with pytest.raises(Refused, match=message):
             call()

@@ -41,7 +41,7 @@ class Config:
     n_kv_head: int | None = None        # None: n_head
     head_dim: int | None = None         # None: n_embd / n_head
     ffn_dim: int | None = None          # None: 8/3 of n_embd
-    tie_embeddings: bool = False        # the papers tie; a toy learns three times as fast untied
+    tie_embeddings: bool = False        # the depth papers tie; a toy learns faster untied
     ln_scaling: bool = False            # scale the norms at depth d by 1/sqrt(d + 1)
     # the schedule: linear warm-up, constant, decay
     steps: int = 600

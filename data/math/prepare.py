@@ -1,5 +1,6 @@
-"""Mathematics: the cool-down mixtures of "From Growing to Looping" and of "Retrofitted Recurrence".
-Each becomes data/math/MIXTURE. The hub asks you to accept the terms of the SFT sets first.
+"""Mathematics: the cool-down mixtures of the two papers on growing, and the training mixtures of
+"Retrofitted Recurrence". Each becomes data/math/MIXTURE. The hub asks you to accept the terms of
+the SFT sets first.
     python data/math/prepare.py nemotron_20 --tokens=31.5B
     python data/math/prepare.py retrofit_math --tokens=50B --tokenizer=TinyLlama-1.1B
 """

@@ -36,7 +36,7 @@ class Options:
     loop: str | None = None         # the layers in another order, such as 3-2x2-3
     r: int | None = None            # how often a recurrent core runs
     data: str | None = None         # a dataset; None: the data that the run was trained on
-    count: int = 20                 # validation rows that are looked at (the papers: 20 examples)
+    count: int = 20                 # validation rows that are looked at
     length: int | None = None       # tokens of each row; None: all
     tasks: str = 'toy_assign/3'     # primitives to score, with their depth
     n: int = 100                    # questions of each primitive
@@ -74,10 +74,10 @@ def rows_of(val, count, length=None):
 
 
 # ----------------------------------------------------------------------------------------- probes
-# The figures of "Do Depth-Grown Models Overcome the Curse of Depth?" (1 to 7, 9 to 13) and of "From
-# Growing to Looping" (2 to 4, 7 to 10). The papers measure them on GSM8K, MATH, MQuAKE and LAMBADA,
-# and here they are measured on the data at hand. A probe returns rows, or none if it makes no sense
-# for this model. `m` is what `opened` returns.
+# The figures of "Do Depth-Grown Models Overcome the Curse of Depth?" (1, 3 to 13) and of "From
+# Growing to Looping" (2 to 4, 7, 9, 10). The papers measure them on GSM8K, MATH, MQuAKE and
+# LAMBADA, and here they are measured on the data at hand. A probe returns rows, or none if it makes
+# no sense for this model. `m` is what `opened` returns.
 
 def depth_score(m):
     """Which layers matter for later tokens?

@@ -66,7 +66,7 @@ def half(rows, offset):
 
 def ranked_by(rows):
     """Return the measures that choose: for each task its first share of right answers, or without
-    tasks the loss. (In the paper, held-out loss and accuracy disagree.)"""
+    tasks the loss. (In the authors' notes, held-out loss and accuracy on AIME disagree.)"""
     shares = {}
     for row in rows:
         if not row.data and row.kind == 'share':

@@ -1,5 +1,5 @@
-"""What the authors of "Retrofitted Recurrence" have otherwise than retrofit.py, which says where it
-differs: their adapters, their first states, and their count of FLOPs.
+"""Define the core of the authors of "Retrofitted Recurrence" where it differs from retrofit.py: its
+adapters, its first states, and the paper's count of FLOPs.
 Usage: model = surgery(model, '4-8-4', AuthorsCore, start='authors')
 """
 import torch
@@ -14,19 +14,21 @@ AUTHORS_STD = 0.0087039     # sqrt(2 / (5 * 5280)), the width of their first mod
 class AuthorsCore(Core):
     """A Core with another adapter and other first states.
 
-    inject     how the adapter begins: 'random', as torch begins it, or 'identity', as a Core's.
-               With 'add' there is none: the sum s + e replaces it
-    start      'normal' noise of the std sqrt(2 / (5 width)), or the 'authors', of the std 0.0087 at
-               any width, cut at 3 sigma
-    state_std  another std; 0 begins with zeros
+    inject     the adapter at the beginning: 'random', as torch makes it, or 'identity', as in a
+               Core. With 'add' there is no adapter, but the sum s + e
+    start      the first states: 'normal' noise with the std sqrt(2 / (5 width)), or as the
+               'authors' have it, with the std 0.0087 at any width, cut at 3 sigma
+    state_std  another std; 0 means first states of zeros
 
-    Theirs are drawn anew in each forward. Here a text has always the same, as in a Core."""
+    The authors draw new first states in each forward pass. Here a text always has the same ones in
+    evaluation, as in a Core."""
 
     def __init__(self, items, r=4, backprop_depth=8, inject='random', start='normal',
                  state_std=None):
         super().__init__(items, r, backprop_depth)
-        require(inject in ('random', 'identity', 'add'), f'inject={inject}: random, identity, add')
-        require(start in ('normal', 'authors'), f'start={start}: normal or authors')
+        require(inject in ('random', 'identity', 'add'), f'inject={inject} must be random, '
+                'identity or add')
+        require(start in ('normal', 'authors'), f'start={start} must be normal or authors')
         self.inject, self.start, self.state_std = inject, start, state_std
 
     def make_weights(self, model):
@@ -51,16 +53,17 @@ class AuthorsCore(Core):
 
 
 def parts_of(model):
-    "(prelude, core, coda): the items before the Core, within it and after it."
+    "Return prelude, core and coda: the items before the Core, inside it and after it."
     order, core = model.order, core_of(model)
     require(core in order, f'the order {order} has no Core, or only one within another Span')
-    place = order.index(core)
-    return order[:place], core.items, order[place + 1:]
+    index = order.index(core)
+    return order[:index], core.items, order[index + 1:]
 
 
 def flops_paper(model, r=None):
-    """The paper's count, to compare with its tables: 6 for each weight of a layer with a backward
-    pass and 2 for each without. Logs have flops_per_token's, with attention, adapter and head."""
+    """Return the training FLOPs of a token as the paper counts them, to compare with its tables: 6
+    for each weight of a layer that has a backward pass, and 2 for each of the others. (Logs have
+    flops_per_token, which counts attention, adapter and head as well.)"""
     layer = sum(p.numel() for p in model.layers[0].parameters())
     prelude, core, coda = parts_of(model)
     r = r or core_of(model).r

@@ -1,6 +1,6 @@
-"""Hugging Face checkpoints, in and out. A Llama, a Qwen 2 or a Qwen 3 becomes a model of ours,
-because it is our model under longer names. Any other family's model stays transformers' own, and is
-scored as a function from tokens to logits.
+"""Read and write Hugging Face checkpoints. A Llama, a Qwen 2 or a Qwen 3 becomes an LM of model.py,
+because it is the same model under longer names. A model of any other family stays an object of
+transformers, and is scored as a function from tokens to logits.
 Usage: model = load_hf('out/smollm2'); save_hf(model, 'out/hf', tokenizer='out/lidas')
 """
 import inspect
@@ -35,7 +35,7 @@ ROPE_LLAMA3 = 'factor', 'low_freq_factor', 'high_freq_factor', 'original_max_pos
 
 
 def their_name(ours):
-    "'layers.3.attn.q.weight' to 'model.layers.3.self_attn.q_proj.weight'."
+    "Return transformers' name of a weight: 'layers.3...' becomes 'model.layers.3...'."
     if ours in OUTSIDE:
         return OUTSIDE[ours]
     name, _, ending = ours.rpartition('.')
@@ -43,12 +43,12 @@ def their_name(ours):
     return f'model.layers.{i}.{LAYER[part]}.{ending}'
 
 
-# {what transformers calls a family: what our model has beside a Llama's}
+# {transformers' name of a family: the settings in which it differs from a Llama}
 FAMILIES = dict(qwen3=dict(qk_norm=True), qwen2=dict(qkv_bias=True), llama={})
 
 
 def lacking(c):
-    "What a config asks for that our model does not have, in words; or nothing."
+    "Return in words what a config asks for that model.py does not have, or ''."
     if c.model_type not in FAMILIES:
         return f'the family {c.model_type!r} (known: {", ".join(sorted(FAMILIES))})'
     says = lambda name: getattr(c, name, None)
@@ -68,12 +68,12 @@ def lacking(c):
 
 
 def llama3(rope):
-    "Llama 3's scaling of the rotary frequencies, by its four numbers."
+    "Return the four numbers of Llama 3's scaling of rotary frequencies."
     return {name: rope[name] for name in ROPE_LLAMA3}
 
 
 def model_config(c):
-    "transformers' config of a Llama or Qwen as our ModelConfig."
+    "Return the ModelConfig for transformers' config of a Llama or Qwen."
     rope = c.rope_parameters
     return ModelConfig(
         **{ours: getattr(c, theirs, None) for ours, theirs in OURS.items()},
@@ -82,20 +82,21 @@ def model_config(c):
 
 
 def beyond(config):
-    "{name: value} of what a ModelConfig has beside a plain Llama's shape."
+    "Return {name: value} of the settings in which a ModelConfig differs from a plain Llama."
     known = {*OURS, 'rope_theta', 'rope_scaling'}
     return {f.name: getattr(config, f.name) for f in fields(config)
             if f.name not in known and getattr(config, f.name) != f.default}
 
 
 def family_of(config):
-    "What transformers calls the family of a ModelConfig, or None. LN-scaling goes into the norms."
+    """Return transformers' name for the family of a ModelConfig, or None. (LN-scaling does not
+    matter, because it is multiplied into the norms.)"""
     has = {name: value for name, value in beyond(config).items() if name != 'ln_scaling'}
     return next((name for name in FAMILIES if FAMILIES[name] == has), None)
 
 
 def config_json(config, depth):
-    "Our ModelConfig as a config.json, for a model of `depth` layers of their own."
+    "Return the config.json of a ModelConfig, for a model of `depth` layers that share no weights."
     theirs = {theirs: getattr(config, ours) for ours, theirs in OURS.items()}
     family = family_of(config)
     require(family, f'no family of transformers has {" and ".join(beyond(config))}')
@@ -109,30 +110,30 @@ def config_json(config, depth):
 # ---------------------------------------------------------------------------------------------- in
 
 def not_opened(path):
-    "In here what goes wrong in transformers is a line."
+    "Inside this `with`, an error of transformers becomes one line."
     return as_refusal(Exception, why=lambda error: f'{path}: transformers does not open it: '
                     f'{type(error).__name__}: {" ".join(str(error).split())[:300]}')
 
 
 def config_of(path):
-    "A folder's config.json, as transformers has it."
+    "Return a folder's config.json as a config of transformers."
     from transformers import AutoConfig
     with not_opened(path):
         return AutoConfig.from_pretrained(path, trust_remote_code=False)
 
 
 def open_theirs(path, config=None, dtype='auto'):
-    """transformers' own model of a folder; auto: in the type in which its weights are stored. They
-    are read from safetensors only."""
+    """Return transformers' model of a folder. dtype='auto' keeps the type in which the weights are
+    stored. Only safetensors are read."""
     from transformers import AutoModelForCausalLM, utils
     config = config or config_of(path)
-    config.dtype = None         # what it says of the weights may not be true
+    config.dtype = None         # the config may name another type than the weights have
     utils.logging.disable_progress_bar()
     with not_opened(path):
         model, report = AutoModelForCausalLM.from_pretrained(
             path, config=config, dtype=dtype, use_safetensors=True,
             output_loading_info=True, trust_remote_code=False)
-    for kind in ('missing_keys', 'unexpected_keys', 'mismatched_keys'):     # else they are random
+    for kind in ('missing_keys', 'unexpected_keys', 'mismatched_keys'):     # such would be random
         require(not report[kind], f'{path}: transformers reports {kind.replace("_", " ")}: '
                 f'{", ".join(map(str, sorted(report[kind])[:3]))}')
     return model.eval()
@@ -140,18 +141,18 @@ def open_theirs(path, config=None, dtype='auto'):
 
 @torch.no_grad()
 def reading_forwards(model, path):
-    "Another family's model, if no token sees those after it: BERT's do."
+    "Return the model, unless its tokens see later tokens, as in BERT: then it is refused."
     tokens = torch.arange(1, 5, device=model.device)[None]
     changed = torch.cat((tokens[:, :3], tokens[:, :1]), dim=1)
-    a, b = (model(each, use_cache=False).logits[:, :3].float() for each in (tokens, changed))
+    a, b = (model(ids, use_cache=False).logits[:, :3].float() for ids in (tokens, changed))
     require((a - b).abs().max() <= 1e-3 * a.abs().max(), f'{path}: {type(model).__name__} reads '
-            'ahead: a later token changes what it says of earlier ones')
+            'ahead: a later token changes the logits of earlier ones')
     return model
 
 
 def load_hf(path, others=False):
-    """A Hugging Face checkpoint, a folder or a name on the hub: a Llama or Qwen as an LM. With
-    `others`, of any other family the model of transformers."""
+    """Open a Hugging Face checkpoint, which is a folder or a name on the hub. Return an LM for a
+    Llama or a Qwen and, with `others`, transformers' model for any other family."""
     config = config_of(path)
     lacks = lacking(config)
     if lacks and others:
@@ -160,8 +161,8 @@ def load_hf(path, others=False):
             'and sweep take any decoder of transformers, and nanodepth.wrapped what '
             'load_model(path, others=True) opens')
     theirs = open_theirs(path, config)
-    tensors, config = theirs.state_dict(), theirs.config        # which settles what it leaves open
-    # a config may say that the head is tied, beside a head of its own
+    tensors, config = theirs.state_dict(), theirs.config        # now with all defaults filled in
+    # a config may say that the head is tied, although the file has weights of the head
     head, embedding = theirs.get_output_embeddings(), theirs.get_input_embeddings()
     config.tie_word_embeddings = head.weight is embedding.weight
     with torch.device('meta'):       # no memory, no random numbers
@@ -170,7 +171,7 @@ def load_hf(path, others=False):
 
 
 def filled(model, weights):
-    "A model that was made without memory, with its weights."
+    "Give a model that was made without memory its weights, and return it."
     model.load_state_dict(weights, assign=True)
     model.cos, model.sin = rope_tables(model.config)
     if model.config.tie_embeddings:
@@ -181,12 +182,12 @@ def filled(model, weights):
 # ------------------------------------------------------------------------- models of other families
 
 def answer_of(model):
-    "A model as the scorer wants it: one of ours is it already."
+    "Return a model in the form that scoring needs: an LM, or a Hooked model of transformers."
     return model if is_ours(model) else Hooked(model)
 
 
 class Hooked:
-    "Another family's model as a function from tokens to logits."
+    "Wraps a model of transformers as a function from tokens to logits."
 
     def __init__(self, model):
         self.model = model
@@ -203,7 +204,8 @@ class Hooked:
 
     @torch.no_grad()
     def last_logits(self, tokens, n):
-        "(B, n, V): the head, where the family can be asked so, reads only the last n positions."
+        """Return the logits of the last n positions (B, n, V). If the family allows it, the head
+        computes no others."""
         keep = dict(logits_to_keep=n) if self.slices else {}
         return self.model(tokens, use_cache=False, **keep).logits[:, -n:]
 
@@ -211,12 +213,13 @@ class Hooked:
 # ---------------------------------------------------------------------------------------------- out
 
 def in_their_format(model):
-    "(tensors, config.json) of a model of ours in the order in which it runs, under their names."
+    """Return the tensors under transformers' names and the config.json of an LM. Its layers are
+    written in the order in which they run."""
     require(not spans_in(model.order), f'{model.order} runs layers in a way that no family of '
-            'transformers knows: nanodepth export writes it, too')
+            'transformers has: nanodepth export can write such models')
     model = fold_scales(model) if model.config.ln_scaling else model
-    own = model.state_dict()
-    tensors = {theirs: own[ours] for ours, theirs in OUTSIDE.items()}
+    weights = model.state_dict()
+    tensors = {theirs: weights[ours] for ours, theirs in OUTSIDE.items()}
     for place, i in enumerate(model.order):
         tensors |= {their_name(f'layers.{place}.{name}'): t
                     for name, t in model.layers[i].state_dict().items()}
@@ -226,27 +229,29 @@ def in_their_format(model):
 
 
 def fold_scales(model):
-    """An LN-scaled model as an ordinary one: each layer takes its depth's scale into its norms, and
-    keeps it wherever an order puts it."""
-    free = untie(model, model.order)
-    for depth, layer in enumerate(free.layers):
+    """Return an LN-scaled model as an ordinary model: the scale of each depth is multiplied into
+    the norms of its layer, and stays with the layer in any order."""
+    untied = untie(model, model.order)
+    for depth, layer in enumerate(untied.layers):
         for norm in (layer.attn_norm, layer.mlp_norm):
             scale = torch.tensor(depth + 1.0).rsqrt()
             norm.weight.data = (norm.weight.data.float() * scale).to(norm.weight.dtype)
-    free.config.ln_scaling = False
-    return free
+    untied.config.ln_scaling = False
+    return untied
 
 
 def save_hf(model, folder, tokenizer=None, about=None):
-    """Write a checkpoint that transformers loads, with the same logits. The order is unrolled: a
-    looped model becomes a deep one with equal layers. `tokenizer` is what get_tokenizer takes; its
-    tokenizer.json is copied. `about`: {name: text} for the metadata of the weights' file."""
+    """Write a checkpoint that transformers opens, with the same logits. The order is written out,
+    so a looped model becomes a deep one with equal layers. `tokenizer` is a name that get_tokenizer
+    takes, whose tokenizer.json is copied. `about` is {name: text} for the metadata of the weights'
+    file."""
     write_checkpoint(model, folder, *in_their_format(model), tokenizer, about=about)
 
 
 def write_checkpoint(model, folder, tensors, config_json, tokenizer, files=None, about=None):
-    """model.safetensors, the tokenizer's files, and `config_json` with its tokens as config.json.
-    `files`: {name: text} of others. Weights keep their type."""
+    """Write model.safetensors, the tokenizer's files, and config.json, which is `config_json` with
+    the tokens that begin and end a text. `files` is {name: text} for further files. Weights keep
+    their type."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
     dtype = model.norm.weight.dtype
@@ -256,15 +261,15 @@ def write_checkpoint(model, folder, tensors, config_json, tokenizer, files=None,
         if tokenizer is not None:
             write_tokenizer(tokenizer, folder, model.config.context)
             begin, end = marks_of(folder, get_tokenizer(folder))
-            asks = generation_of(folder)        # which says more, if it is there
-            config_json |= dict(bos_token_id=asks.get('bos_token_id', begin),
-                                eos_token_id=asks.get('eos_token_id', end))
-        # (a looped layer stands under several names: each gets weights of its own)
-        whole = {name: t.detach().to('cpu', dtype, copy=True) for name, t in tensors.items()}
+            generation = generation_of(folder)
+            config_json |= dict(bos_token_id=generation.get('bos_token_id', begin),
+                                eos_token_id=generation.get('eos_token_id', end))
+        # a looped layer has several names here, and each of them gets a copy of the weights
+        copies = {name: t.detach().to('cpu', dtype, copy=True) for name, t in tensors.items()}
         with as_refusal(SafetensorError, why=lambda error: f'{folder}: {error}'):
-            save_file(whole, folder / 'model.safetensors',
+            save_file(copies, folder / 'model.safetensors',
                       metadata=dict(format='pt') | (about or {}))
-        os.chmod(folder / 'model.safetensors', 0o644)       # else only its owner can read it
+        os.chmod(folder / 'model.safetensors', 0o644)       # so that others may read it, too
         for name, text in (files or {}).items():
             (folder / name).write_text(text, encoding='utf-8')
         write_json(folder / 'config.json', config_json)

@@ -1,5 +1,5 @@
-"""For transformers. Above this stand files of nanodepth (the book), one after the other. With their
-names it makes of their LM, in any order and with Spans in it, a model that transformers opens:
+"""Make a model of transformers out of LM, in any order and with Spans in it. In an exported folder,
+the files of nanodepth's book precede this text, so their names are known here.
     model = AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
     model.generate(**text, num_steps=8)             # a Core runs eight times
 """
@@ -18,23 +18,24 @@ class DepthConfig(PretrainedConfig):
     keys_to_ignore_at_inference = ['past_key_values']       # when Trainer evaluates
 
     def __init__(self, lm=None, order=(), **settings):
-        "lm: a ModelConfig's settings. order: as a checkpoint has it."
+        "lm: the settings of a ModelConfig. order: in the form in which a checkpoint stores it."
         self.lm, self.order = lm or {}, list(order)
-        own = ModelConfig(**self.lm)
-        for name, value in dict(vocab_size=own.vocab_size, hidden_size=own.n_embd,
-                                num_attention_heads=own.n_head, max_position_embeddings=own.context,
-                                num_key_value_heads=own.n_kv_head,
-                                tie_word_embeddings=own.tie_embeddings).items():
+        shape = ModelConfig(**self.lm)
+        for name, value in dict(
+                vocab_size=shape.vocab_size, hidden_size=shape.n_embd,
+                num_attention_heads=shape.n_head, num_key_value_heads=shape.n_kv_head,
+                max_position_embeddings=shape.context,
+                tie_word_embeddings=shape.tie_embeddings).items():
             settings.setdefault(name, value)
         super().__init__(**settings)
 
     @property
-    def num_hidden_layers(self):        # as many slots as a cache needs
+    def num_hidden_layers(self):        # the number of slots that a cache needs
         return len(unrolled(order_of(self.order))) or 1
 
 
 def order_of(items):
-    "The order that a checkpoint keeps."
+    "Return the order that a checkpoint stores in this form."
     order = []
     for item in items:
         if not isinstance(item, int):
@@ -50,7 +51,7 @@ class Block(GradientCheckpointingLayer, Block):
 
 
 class Padded(TorchFunctionMode):
-    "In here no token sees padding: `keep` is (B, S), False where that is."
+    "Inside this `with`, no token sees padding. `keep` (B, S) is False at padding."
 
     def __init__(self, keep):
         super().__init__()
@@ -61,17 +62,18 @@ class Padded(TorchFunctionMode):
             q, k, v, _ = args
             T, S = q.shape[2], k.shape[2]
             sees = torch.ones(T, S, dtype=torch.bool, device=q.device).tril(S - T)
-            own = torch.eye(T, S, dtype=torch.bool, device=q.device).roll(S - T, 1)
-            mask = sees & self.keep[:, None, None, :S] | own        # padding sees itself
+            itself = torch.eye(T, S, dtype=torch.bool, device=q.device).roll(S - T, 1)
+            mask = sees & self.keep[:, None, None, :S] | itself     # padding sees itself
             args, kwargs = (q, k, v), kwargs | dict(attn_mask=mask, is_causal=False)
         return function(*args, **(kwargs or {}))
 
 
-def states_behind(pads, own):
-    "A Core's first_state where `pads` tokens of padding stand before each row's text."
+def states_after_padding(pads, without_padding):
+    """Return the first_state of a Core for rows in which `pads` tokens of padding precede the text.
+    `without_padding` is the Core's own first_state."""
     def first_state(run, e):
         end = run.start + e.shape[1]
-        of_text = own(SimpleNamespace(start=0), e.new_zeros(1, end, e.shape[2]))[0]     # (end, C)
+        of_text = without_padding(SimpleNamespace(start=0), e.new_zeros(1, end, e.shape[2]))[0]
         places = torch.arange(run.start, end, device=e.device) - pads[:, None]
         return of_text[places.clamp(min=0)]
     return first_state
@@ -104,9 +106,10 @@ class DepthForCausalLM(PreTrainedModel, GenerationMixin):
                 use_cache=None, num_steps=None, logits_to_keep=0, position_ids=None, cache=None,
                 num_items_in_batch=None, return_dict=True, **more):
         model = self.model
-        asked = [name for name, value in more.items() if value is not None and value is not False]
-        require(not asked and return_dict is not False,
-                f'{asked or "return_dict=False"} is not known here')
+        unknown = [name for name, value in more.items()
+                   if value is not None and value is not False]
+        require(not unknown and return_dict is not False,
+                f'{unknown or "return_dict=False"} is not supported by this model')
         past_key_values = cache if past_key_values is None else past_key_values  # (a new name)
         if model.cos.numel() == 0 or model.cos.device != input_ids.device:
             model.cos, model.sin = (t.to(input_ids.device) for t in rope_tables(model.config))
@@ -119,12 +122,12 @@ class DepthForCausalLM(PreTrainedModel, GenerationMixin):
             keep = attention_mask.bool()
             pads = keep.int().argmax(-1)
             require(not (model.layers[0].gradient_checkpointing and self.training and pads.any()),
-                    'with gradient checkpointing, padding stands behind a text, not before it')
+                    'with gradient checkpointing, padding must follow a text, and not precede it')
         if core := core_of(model):
             core.r = num_steps or self.r
             vars(core).pop('first_state', None)
             if pads is not None:
-                core.first_state = states_behind(pads, core.first_state)
+                core.first_state = states_after_padding(pads, core.first_state)
         cache = None if past_key_values is None else self.ours(past_key_values)
         with Padded(keep) if keep is not None else nullcontext():
             x = model.norm(model.hidden(input_ids, cache=cache))
@@ -136,7 +139,7 @@ class DepthForCausalLM(PreTrainedModel, GenerationMixin):
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
 
     def ours(self, theirs):
-        "A cache of transformers, which has a slot for each depth, as one of ours."
+        "Return a cache of model.py with what a cache of transformers holds, a slot for each depth."
         layers = unrolled(self.model.order)
         full = [depth for depth, slot in enumerate(theirs.layers) if slot.get_seq_length()]
         require(not full or full[-1] < len(layers), 'this cache was filled with more num_steps')
@@ -145,7 +148,7 @@ class DepthForCausalLM(PreTrainedModel, GenerationMixin):
 
     @staticmethod
     def give(cache, theirs):
-        "What a forward has added to our cache, into one of transformers."
+        "Copy what a cache of model.py holds into a cache of transformers."
         cache.pop('order')
         while len(theirs.layers) <= max(depth for depth, _ in cache):
             theirs.layers.append(DynamicLayer())

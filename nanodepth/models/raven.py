@@ -1,7 +1,8 @@
-"""The folder of the authors of "Retrofitted Recurrence" (its `model_type` is huginn_raven), in and
-out. It holds a Llama's layers as prelude, core_block and coda, and an adapter. So what they have
-published opens here, and what is trained here opens with their code.
-Usage: model = load_model('FOLDER')         # it finds out which family it is
+"""Read and write the folders of the authors of "Retrofitted Recurrence", whose `model_type` is
+huginn_raven. Such a folder has the layers of a Llama as prelude, core_block and coda, and an
+adapter. So the models that the authors have published open here, and a model that was trained here
+opens with the authors' code.
+Usage: model = load_model('FOLDER')         # recognizes the format
 """
 import itertools
 import math
@@ -17,8 +18,8 @@ from nanodepth.models.hf import beyond, filled, llama3, write_checkpoint
 from nanodepth.retrofit import Core, core_of
 
 FAMILY = 'huginn_raven'
-# The names are those that they have published. A published checkpoint itself was not at hand.
-LAYER = {           # theirs: ours, whose rows it holds one after the other
+# The names are those in the authors' code. No published checkpoint was at hand to try them.
+LAYER = {           # their name: our names, whose rows follow each other in one matrix
     'norm_1': ['attn_norm'], 'norm_2': ['mlp_norm'],
     'attn.Wqkv': ['attn.q', 'attn.k', 'attn.v'], 'attn.proj': ['attn.o'],
     'mlp.fc': ['mlp.gate', 'mlp.up'], 'mlp.proj': ['mlp.down'],
@@ -26,7 +27,7 @@ LAYER = {           # theirs: ours, whose rows it holds one after the other
 OUTSIDE = {'transformer.wte': 'embed', 'transformer.ln_f': 'norm', 'lm_head': 'head',
            'transformer.adapter': 'spans.0.adapter'}
 SIZES = 'n_layers_in_prelude', 'n_layers_in_recurrent_block', 'n_layers_in_coda'
-# what a config.json of theirs leaves out stands for these
+# the values of settings that a config.json of the authors leaves out
 DEFAULTS = dict(
     num_key_value_heads=None, block_size=None, max_position_embeddings=None, rope_base=50_000.0,
     rope_theta=None, rope_scaling=None, rope_parameters=None, mean_backprop_depth=8,
@@ -34,7 +35,7 @@ DEFAULTS = dict(
 
 
 def names_of(model):
-    "{their name: our names}."
+    "Return {their name: [our names]} for all weights of a model."
     names = {f'{theirs}.weight': [f'{ours}.weight'] for theirs, ours in OUTSIDE.items()}
     for part, layers in zip(('prelude', 'core_block', 'coda'), parts_of(model)):
         for (place, i), (theirs, ours) in itertools.product(enumerate(layers), LAYER.items()):
@@ -44,15 +45,16 @@ def names_of(model):
 
 
 def load_raven(path):
-    "Their folder, or their name on the hub, as a model of ours with a core."
+    "Return the LM, with a core, of an authors' folder or of a name on the hub."
     c = SimpleNamespace(**DEFAULTS | read_json(file_of(path, 'config.json')))
     scale = c.init_values.get('embed_scale', math.sqrt(c.n_embd))
     require(scale == 1 and not c.test_time_noise and c.injection_type == 'linear',
             f'{path}: embed_scale={scale}, test_time_noise={c.test_time_noise}, injection_type='
             f'{c.injection_type!r}; 1, 0 and linear are supported')
-    rope = c.rope_scaling or c.rope_parameters or {}        # as transformers 4 and 5 call it
+    rope = c.rope_scaling or c.rope_parameters or {}        # names in transformers 4 and 5
     kind = rope.get('rope_type', 'default')
-    require(kind in ('default', 'llama3'), f'{path}: rope scaling of the kind {kind!r}')
+    require(kind in ('default', 'llama3'), f'{path}: rope scaling of the kind {kind!r} is not '
+            'supported')
     tensors = read_tensors(path)
     p, core, coda = (getattr(c, name) for name in SIZES)
     config = ModelConfig(
@@ -71,16 +73,16 @@ def load_raven(path):
     tensors.pop('freqs_cis', None)
     weights = {}
     for theirs, ours in names_of(model).items():
-        # one matrix of theirs holds the rows of several of ours
+        # one matrix of the authors has the rows of several matrices of model.py
         weights |= zip(ours, tensors.pop(theirs).split([rows[name] for name in ours]))
-    require(not tensors, f'{path}: {min(tensors, default="")} has no place in this model')
+    require(not tensors, f'{path}: this model has no weight {min(tensors, default="")}')
     return filled(model, weights)
 
 
 def read_tensors(path):
-    "{their name: tensor} of a checkpoint, mapped from its files."
+    "Return {their name: tensor} of a checkpoint."
     from safetensors.torch import load_file
-    names = ['model.safetensors']       # and no other file that may lie beside it
+    names = ['model.safetensors']       # no other file next to it is read
     if not file_of(path, names[0]):
         index = read_json(file_of(path, 'model.safetensors.index.json'))
         names = sorted({*index['weight_map'].values()})
@@ -91,19 +93,21 @@ def read_tensors(path):
 
 
 def save_authors(model, folder, tokenizer=None, about=None):
-    """Write a model with a core in their format, which their code opens: weights and config.json.
-    That code draws other first states in each forward, whatever ours are."""
+    """Write a model with a core in the authors' format, which the authors' code opens. That code
+    draws new first states in each forward pass, so its losses vary."""
     c, core = model.config, core_of(model)
-    require(core and spans_in(model.order) == [core], 'their format holds one Core and no other '
-            f'Span, not {spans_in(model.order)}')
-    ours = [*beyond(c), *['head_dim'] * (c.head_dim * c.n_head != c.n_embd)]
-    require(not ours, f'their format has no {", ".join(ours)}')
+    require(core and spans_in(model.order) == [core], "the authors' format has one Core and no "
+            f'other Span, and this model has {spans_in(model.order)}')
+    absent = list(beyond(c))
+    if c.head_dim * c.n_head != c.n_embd:
+        absent.append('head_dim')
+    require(not absent, f"the authors' format has no {', '.join(absent)}")
     weights = model.state_dict() | {'head.weight': model.head.weight}
     if 'spans.0.adapter.weight' not in weights:     # s + e, so the adapter is [I I]
         weights['spans.0.adapter.weight'] = torch.eye(c.n_embd).repeat(1, 2).to(model.norm.weight)
     tensors = {theirs: torch.cat([weights[name] for name in ours])
                for theirs, ours in names_of(model).items()}
-    if type(core) is Core:      # the same with all that it says
+    if type(core) is Core:      # for its settings
         core = AuthorsCore(core.items, core.r, core.backprop_depth)
     write_checkpoint(model, folder, tensors, dict(
         architectures=['RavenForCausalLM'], model_type=FAMILY, n_embd=c.n_embd, n_heads=c.n_head,

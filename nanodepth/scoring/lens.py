@@ -64,7 +64,7 @@ def train_lens(model, loader, steps=250, lr=1e-3, progress=False, batches=None):
     lens = TunedLens(len(unrolled(model.order)), model.config.n_embd).to(device)
     steps = steps if len(lens.bias) else 0          # one layer: nothing is early
     batches = batches or range(loader.n_batches)
-    optimizer = torch.optim.Adam(lens.parameters(), lr=lr)      # the papers use SGD
+    optimizer = torch.optim.Adam(lens.parameters(), lr=lr)      # (the papers name none)
     frozen = [p for p in model.parameters() if p.requires_grad]
     for p in frozen:
         # only the translators learn, but gradients pass through norm and head

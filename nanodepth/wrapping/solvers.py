@@ -1,5 +1,6 @@
 """The other solvers of "Training-Free Looped Transformers", Table 1 and appendix E. In the paper,
-none is reliably better than anchored steps. Each treats every token by itself, so no token knows of later ones.
+none is reliably better than anchored steps. Each treats every token by itself, so no token knows of
+later ones.
 Usage: with wrapped(model, solver='heun', K=2): ...
 """
 import torch
