@@ -23,7 +23,7 @@ COMMANDS = {        # name: (module, what it does)
 }
 HERE = Path(__file__).parent
 # where the options are that several commands share
-SHARED = dict(Ways='scoring/way.py', ScoreOptions='scoring/rows.py', Config='training/plan.py')
+SHARED = dict(Ways='scoring/ways.py', ScoreOptions='scoring/rows.py', Config='training/plan.py')
 
 
 def main(name=None, argv=None):

@@ -22,7 +22,7 @@ from nanodepth.commands import train as train_command
 from nanodepth.model import Span
 from nanodepth.report.tables import PLAIN, Row
 from nanodepth.scoring.rows import scores_now
-from nanodepth.scoring.way import in_way
+from nanodepth.scoring.ways import in_way
 from nanodepth.text.tokens import write_dataset
 from nanodepth.training.checkpoint import save
 from nanodepth.training.plan import Config

@@ -154,7 +154,7 @@ def test_broken_checkpoint_is_refused_and_its_code_not_run(tmp_path, tiny):
     assert not (tmp_path / 'it ran').exists()
     state['model']['norm.weight'][3] = math.inf
     torch.save(state, path)
-    with pytest.raises(Refused, match='norm.weight holds numbers that are not finite'):
+    with pytest.raises(Refused, match='norm.weight has numbers that are not finite'):
         load_model(tmp_path)
 
 

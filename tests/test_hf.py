@@ -21,7 +21,7 @@ from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import export
 from nanodepth.commands.train import open_parent
 from nanodepth.common.errors import Refused
-from nanodepth.common.whose import is_ours
+from nanodepth.common.origin import is_ours
 from nanodepth.model import Block, ModelConfig, Pass
 from nanodepth.models import joined
 from nanodepth.models.authors import AuthorsCore, parts_of

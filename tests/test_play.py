@@ -14,7 +14,7 @@ from nanodepth.grow import lidas, untie
 from nanodepth.loop import in_order
 from nanodepth.models.checkpoint import load_model
 from nanodepth.retrofit import core_of, surgery
-from nanodepth.scoring.way import in_way
+from nanodepth.scoring.ways import in_way
 from nanodepth.text.primitives import few_shot
 from nanodepth.wrapper import Window
 
@@ -142,7 +142,7 @@ def test_page_refuses_what_it_does_not_carry(runs, tiny, tmp_path, capsys, monke
     line = [f'--out={tmp_path / "page.html"}', '--open=false']
     for fields in (dict(ln_scaling=True), dict(order=[0, Window([1, 2]), 3])):
         other = save_run(tmp_path / 'other', tiny(vocab_size=257, **fields))
-        assert 'is no plain toy' in refused(capsys, 'play', other, *line)
+        assert 'is not a plain toy' in refused(capsys, 'play', other, *line)
     monkeypatch.setattr(play, 'LARGEST', 1000)
     assert 'at most 1,000 parameters' in refused(capsys, 'play', runs[0], *line)
     assert not (tmp_path / 'page.html').exists()

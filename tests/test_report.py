@@ -27,7 +27,7 @@ def test_sample_goes_on_is_seeded_and_loops(tmp_path, tiny, capsys):
         nanodepth('sample', [run, '--prompt=a,\\nb', '--tokens=40', more, '--device=cpu'])
         said.append(capsys.readouterr().out)        # 40 tokens are more than its context of 32
     assert said[0] == said[1] != said[2] and '3 layers deep' in said[3]
-    assert "--- 'a,\\nb' goes on:\na,\nb|" in said[0]
+    assert "--- 'a,\\nb' continues:\na,\nb|" in said[0]
 
 
 def test_picture_of_one_run_and_of_two(data, tmp_path, capsys):

@@ -35,7 +35,7 @@ from nanodepth.scoring import harness, likelihoods, rows as scoring
 from nanodepth.scoring.data import parse_tasks
 from nanodepth.scoring.rows import (
     ScoreOptions, MEASURES, Score, Subject, data_scores, question_scores, score_of)
-from nanodepth.scoring.way import cost_columns, in_way, in_words, Ways, ways_of
+from nanodepth.scoring.ways import cost_columns, in_way, in_words, Ways, ways_of
 from nanodepth.text.primitives import Example, few_shot
 from nanodepth.text.tokenizer import get_tokenizer, write_tokenizer
 from nanodepth.text.tokens import write_dataset

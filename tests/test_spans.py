@@ -17,7 +17,7 @@ from nanodepth.loop import in_order
 from nanodepth.model import LM, ModelConfig, Refused, Span
 from nanodepth.models.checkpoint import load_model
 from nanodepth.retrofit import Core, core_of, surgery
-from nanodepth.scoring.way import in_way
+from nanodepth.scoring.ways import in_way
 from nanodepth.train import train
 from nanodepth.training.optimizers import make_optimizers, states_of
 from nanodepth.training.plan import Config

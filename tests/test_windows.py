@@ -21,7 +21,7 @@ from test_solvers import by_stages
 
 from nanodepth import wrapped
 from nanodepth.common.errors import Refused
-from nanodepth.common.whose import is_ours
+from nanodepth.common.origin import is_ours
 from nanodepth.grow import untie
 from nanodepth.loop import in_order
 from nanodepth.model import Pass, Span, seen, unrolled
@@ -499,15 +499,15 @@ def save_wrapped(model):
 @pytest.mark.parametrize('make, act, message', [
     (None, lambda m: run_wrapped(m, mode='layers'), 'mode=layers must be block or layer'),
     (None, lambda m: run_wrapped(m, pin=True), 'no mixture of experts'),
-    (lambda: family('llama'), lambda m: run_wrapped(m, pin=True), 'pin: no router'),
+    (lambda: family('llama'), lambda m: run_wrapped(m, pin=True), 'pin: these layers have no'),
     (lambda: family('llama'), run_wrapped_twice, 'is wrapped already'),
     (lambda: family('llama'), copy_wrapped, 'a wrapped model is not copied or pickled'),
     (lambda: family('llama'), save_wrapped, 'or use save_pretrained'),
-    (an_encoder_and_a_decoder, run_wrapped, 'is no decoder with one list of 4 layers'),
+    (an_encoder_and_a_decoder, run_wrapped, 'is not a decoder with one list of 4 layers'),
     (lambda: family('lfm2', layer_types=['conv', 'full_attention'] * 3), run_wrapped,
      'layer 2 is of the kind conv'),
     (lambda: family('llama', num_kv_shared_layers=2), run_wrapped, 'its own keys and values'),
-    (lambda: family('llama', output_hidden_states=True), run_wrapped, 'ask the model as it is'),
+    (lambda: family('llama', output_hidden_states=True), run_wrapped, 'leave the `with` for it'),
     (lambda: in_its_own_way(3), run_wrapped, 'changes the stream between the layers')])
 def test_wrapped_refuses(six, make, act, message):
     model = make() if make else six

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))    # a clone needs 
 from nanodepth.common.errors import refusals  # noqa: E402
 from nanodepth.common.options import read  # noqa: E402
 from nanodepth.model import require  # noqa: E402
-from nanodepth.text.tokens import How, files_in, format_of, make, number, parts_of  # noqa: E402
+from nanodepth.text.tokens import Recipe, files_in, format_of, make, number, parts_of  # noqa: E402
 
 
 @dataclass(kw_only=True)
@@ -40,7 +40,8 @@ def main(argv=None):
             f'ones: give fewer files ({len(parts)} such parts are here)')
     require(not args.chat or all(map(format_of, files)),
             '--chat is for rows of .jsonl and .parquet, and here is plain text')
-    how = How(args.tokenizer, ', '.join(args.files), 'chat' if args.chat else 'text', args.column,
+    how = Recipe(args.tokenizer, ', '.join(args.files),
+                 'chat' if args.chat else 'text', args.column,
               special=True, most=number(args.tokens) if args.tokens else None,
               val_every=200 if len(parts) > 1 else None)
     make(args.out, parts, how, min(len(parts), args.workers))

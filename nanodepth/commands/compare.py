@@ -32,7 +32,7 @@ from nanodepth.report.logs import kinds_of, log_of
 from nanodepth.report.plot import draw_runs, show
 from nanodepth.report.tables import Row, print_table, read_rows, write_csv
 from nanodepth.scoring.rows import MEASURES, ScoreOptions, questions_in
-from nanodepth.scoring.way import Ways, ways_of
+from nanodepth.scoring.ways import Ways, ways_of
 from nanodepth.training.plan import FREE, Config
 from nanodepth.training.start import differences
 

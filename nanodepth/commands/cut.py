@@ -1,6 +1,7 @@
-"""Choose layers of a trained model. An ordinary model's become the prelude, core and coda of a
-recurrent one (train.py's `cut` takes the late ones; here you may name them), or an ordinary model
-of fewer layers. A looped model becomes an ordinary one, whose layers have their own weights.
+"""Make a new model from layers of a trained one. Layers of an ordinary model become the prelude,
+core and coda of a recurrent model, or an ordinary model of fewer layers. (train.py's setting `cut`
+keeps the first layers and the last ones, and here you may name them.) With --untie, a looped model
+becomes an ordinary one, whose layers have their own weights.
     nanodepth cut out/baseline 2-4-2            # writes out/baseline_2-4-2
     nanodepth cut out/loop_2x4 --untie          # writes out/loop_2x4_untied, to train on from there
 """
@@ -13,7 +14,7 @@ import torch
 
 from nanodepth.common.files import new_folder
 from nanodepth.common.options import read
-from nanodepth.common.whose import copy_licence
+from nanodepth.common.origin import copy_licence
 from nanodepth.grow import untie
 from nanodepth.model import require, spans_in
 from nanodepth.models.authors import AuthorsCore, flops_paper
@@ -30,17 +31,17 @@ from nanodepth.training.plan import seed_for
 class Options:
     run: str           # a folder that train.py wrote, or a Hugging Face checkpoint
     shape: str | None = None            # layers of prelude, core and coda, such as 2-4-2
-    untie: bool = False         # instead: of a looped run, give each of its layers its own weights
-    layers: str = ''            # which ones are kept, such as 0,1/16,17,18,19/20,21
+    untie: bool = False         # in place of a shape: give each layer of a loop its own weights
+    layers: str = ''            # the layers that are kept, such as 0,1/16,17,18,19/20,21
     dense: bool = False         # write the kept layers as an ordinary model: the pruned partner
     inject: Literal['identity', 'add'] | None = None    # how e is mixed into the state (identity)
-    authors: bool = False       # as the authors begin: adapter, first states, a head of its own
-    seed: int = 0               # of the authors' adapter
+    authors: bool = False       # the authors' adapter and first states, and an untied head
+    seed: int = 0               # of the authors' random adapter
     out: Path | None = None     # the folder to write; None: out/NAME_SHAPE or out/NAME_untied
 
 
 def chosen(options, n):
-    "(prelude, core, coda), as lists of the parent's n layers."
+    "Return prelude, core and coda as lists of the parent's n layers."
     parts = parts_of_shape(options.shape, n)
     if options.layers:
         named = [[int(i) if i.isdigit() else n for i in part.split(',') if i]
@@ -53,11 +54,11 @@ def chosen(options, n):
 
 
 def operate(options, parent):
-    "The recurrent model, or its dense partner. Its parts are printed."
-    require(not spans_in(parent.order), f'{options.run} has Spans: cut an ordinary model')
+    "Return the recurrent model, or its dense partner, and print its parts."
+    require(not spans_in(parent.order), f'{options.run} has Spans already: cut an ordinary model')
     parts = chosen(options, len(parent.layers))
     if parent.config.ln_scaling and parent.order == [*range(len(parent.layers))]:
-        parent = fold_scales(parent)        # else a layer got the scale of its new depth
+        parent = fold_scales(parent)        # so that a layer keeps the scale of its old depth
     layer = sum(p.numel() for p in parent.layers[0].parameters())
     dropped = sorted({*range(len(parent.layers))}.difference(*parts))
     print(columns([['part', 'layers of the parent', 'parameters'],
@@ -91,8 +92,8 @@ def main(argv=None):
         state, parent = open_path(options.run)
         if options.untie:
             require(parent.order != [*range(len(parent.layers))] and not spans_in(parent.order),
-                    f'{options.run} is no loop: its layers have their own weights, or a Span says '
-                    'how they run')
+                    f'{options.run} is not a loop: its layers have their own weights, or a Span '
+                    'runs them')
             model = untie(parent, parent.order)
         else:
             model = operate(options, parent.float())
@@ -103,4 +104,4 @@ def main(argv=None):
         copy_licence(options.run, folder)
     is_plain = options.dense or options.untie
     how = 'CONFIG' if is_plain else 'config/retrofit.py --cut=none --data=...'
-    print(f'{target}: nanodepth train {how} --init_from={target} goes on with it')
+    print(f'{target}: nanodepth train {how} --init_from={target} continues with it')

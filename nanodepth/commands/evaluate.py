@@ -20,7 +20,7 @@ from nanodepth.report.tables import UNITS, names_of, print_table, write_csv
 from nanodepth.retrofit import core_of
 from nanodepth.scoring.data import described
 from nanodepth.scoring.rows import ScoreOptions, Subject, score_ways
-from nanodepth.scoring.way import Ways, in_words, ways_of
+from nanodepth.scoring.ways import Ways, in_words, ways_of
 
 
 @dataclass(kw_only=True)

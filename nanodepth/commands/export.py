@@ -1,5 +1,5 @@
-"""Write a checkpoint as a Hugging Face folder, as it is or run in another way. If its order has
-Spans, such as a recurrent core or a window, the folder brings the code that opens it.
+"""Write a checkpoint as a Hugging Face folder, as it is or in another way of running. If its order
+has Spans, such as a recurrent core or a window, the folder includes the code that opens it.
     nanodepth export out/lidas out/lidas_hf                     # for transformers
     nanodepth export out/smollm2 out/deeper --loop=8-4x2-18     # layers 8 to 11 run twice
 """
@@ -15,21 +15,21 @@ import torch
 
 from nanodepth.common.files import new_folder
 from nanodepth.common.options import read
-from nanodepth.common.whose import copy_licence
+from nanodepth.common.origin import copy_licence
 from nanodepth.model import require, spans_in, unrolled
 from nanodepth.models.checkpoint import load_model
 from nanodepth.models.hf import family_of, save_hf
 from nanodepth.models.joined import save_joined
 from nanodepth.models.raven import save_authors
-from nanodepth.scoring.way import Ways, in_way, one_way
+from nanodepth.scoring.ways import Ways, in_way, one_way
 
 
 @dataclass(kw_only=True)
 class Options(Ways):
     run: str                                # a folder that train.py wrote, or a Hugging Face one
     target: str                             # the folder to write
-    dtype: Literal['float32', 'bfloat16'] | None = None     # of the weights; None: as they are
-    authors: bool = False       # a recurrent model in its authors' format, for their own code
+    dtype: Literal['float32', 'bfloat16'] | None = None     # of the weights; None: unchanged
+    authors: bool = False       # write a recurrent model in the format of the paper's authors
 
 
 # A process without this package opens the folder: with transformers' own class, or with the code
@@ -57,7 +57,7 @@ def main(argv):
         with in_way(model, one_way(options)):
             print(f'{options.run}: {model.num_params():,} parameters, {len(model.layers)} layers, '
                   f'run {len(unrolled(model.order))} deep, {str(model.norm.weight.dtype)[6:]}')
-            for p in model.parameters() if options.dtype else ():       # (not the tables)
+            for p in model.parameters() if options.dtype else ():       # (not tables of positions)
                 p.data = p.data.to(getattr(torch, options.dtype))
             is_plain = not spans_in(model.order) and family_of(model.config)
             write = save_authors if options.authors else save_hf if is_plain else save_joined
@@ -67,7 +67,7 @@ def main(argv):
             if not options.authors:
                 check(model, folder)
     if options.authors:
-        print(f"{options.target}: for the authors' own code")
+        print(f"{options.target}: the authors' code opens it")
     else:
         print(f'{options.target}: transformers.AutoModelForCausalLM.from_pretrained opens it'
               + ', with trust_remote_code=True' * (not is_plain))

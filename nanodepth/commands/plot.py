@@ -1,5 +1,5 @@
-"""Draw the curves of runs side by side, and write their numbers as CSV. Runs that are called
-NAME-0, NAME-1 and so on are averaged as far as all have run.
+"""Draw the curves of runs side by side, and write their numbers as CSV. Runs named NAME-0, NAME-1
+and so on are averaged, up to the last step that all of them have reached.
     nanodepth plot out/baseline out/lidas           # writes out/baseline/curves.png and .csv
     nanodepth plot out/toys/* "--show=loss,aliases 3" --out=out/toys.png
 """
@@ -17,7 +17,7 @@ from nanodepth.report.tables import write_csv
 class Options:
     runs: list[str]             # folders that train.py wrote
     out: Path | None = None     # None: curves.png in the first folder
-    show: tuple[str, ...] = ()  # such as loss,aliases 3; (): all
+    show: tuple[str, ...] = ()  # some of the panels, such as loss,aliases 3; (): all
 
 
 def main(argv=None):

@@ -24,7 +24,7 @@ from nanodepth.retrofit import core_of
 from nanodepth.scoring.data import described, open_data, parse_tasks, questions_of
 from nanodepth.scoring.lens import exit_at, quality, train_lens
 from nanodepth.scoring.rows import data_scores, question_scores
-from nanodepth.scoring.way import in_way
+from nanodepth.scoring.ways import in_way
 from nanodepth.text.tokenizer import get_tokenizer
 
 

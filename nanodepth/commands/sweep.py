@@ -15,7 +15,7 @@ from nanodepth.report.contrasts import error_of, mean, p_value
 from nanodepth.report.tables import PLAIN, UNITS, print_table, write_csv
 from nanodepth.retrofit import core_of
 from nanodepth.scoring.rows import ScoreOptions, Subject, score_ways
-from nanodepth.scoring.way import Ways, ways_of
+from nanodepth.scoring.ways import Ways, ways_of
 from nanodepth.wrapper import pick_window
 from nanodepth.wrapping.others import layers_of
 

@@ -1,5 +1,5 @@
-"""Train a model by a config: train.py, whose parent may be a Hugging Face checkpoint here. With
---dry_run it says what the run will cost: its stages, FLOPs, memory, disk and hours of a GPU.
+"""Train a model with train.py. Here, init_from may also be a Hugging Face checkpoint. With
+--dry_run, the command prints the cost of a run: its stages, FLOPs, memory, disk and hours of a GPU.
 Usage: nanodepth train CONFIG [--name=value ...] [--dry_run]     (--help lists the settings)
 """
 import ast
@@ -53,10 +53,10 @@ def main(argv):
     options = read(Options, argv)
     config = Config(**{each.name: getattr(options, each.name) for each in fields(Config)})
     if options.dry_run and options.json:
-        own = [word for word in argv
-               if not word.startswith(('--dry_run', '--json=', '--costs=', '--pays='))]
+        words = [word for word in argv
+                 if not word.startswith(('--dry_run', '--json=', '--costs=', '--pays='))]
         if options.pays:
-            config = paid_by(options.pays, own)
+            config = paid_by(options.pays, words)
         flops = costs(config)[1] if options.costs else None
         write_json(options.json, dict(steps=config.steps, flops=flops, config=as_written(config)))
         return
@@ -71,16 +71,17 @@ def main(argv):
 
 
 def open_parent(path):
+    "Return the model of a checkpoint, and what a new run needs to know of it."
     state, model = open_path(path)
-    own = dict(data=data_of(path, state), copy_tokenizer=functools.partial(copy_tokenizer, path))
-    return model, (state or dict(published=True)) | own
+    about = dict(data=data_of(path, state), copy_tokenizer=functools.partial(copy_tokenizer, path))
+    return model, (state or dict(published=True)) | about
 
 
 # --------------------------------------------------------------- the cost, before a run
-# All that a run does follows from its settings, so its cost is added up without running it.
+# Everything that a run does follows from its settings, so its cost is computed without training.
 
 def empty(config, n_layer):
-    "The config's model without its weights."
+    "Return the model of a config without its weights."
     n_vocab = config.vocab_size
     if n_vocab is None:
         make_toy_data(config)
@@ -94,7 +95,7 @@ def empty(config, n_layer):
 
 
 def begun(config):
-    "Return the config as the run has it, the model that it begins with, and its first step."
+    "Return the complete config of a run, the model that the run begins with, and its first step."
     model, past = None, Past()
     if config.branch_from:
         model, past, _ = continued(config.branch_from)
@@ -123,7 +124,7 @@ class Stretch(NamedTuple):
     steps: int          # how many steps
     model: LM
     depth: int          # the layers that run
-    flops: int          # the training FLOPs of a token, summed over these steps
+    flops: int          # the training FLOPs of one token, summed over these steps
 
 
 def stretches(config):
@@ -152,15 +153,15 @@ def stretches(config):
 
 
 def planned(config):
-    """The training FLOPs of a whole run. Those of config/smollm_*.py are the totals of Table 7 of
+    """Return the training FLOPs of a run. For config/smollm_*.py they are the totals of Table 7 of
     "Do Depth-Grown Models Overcome the Curse of Depth?", to the last digit."""
     flops = sum(stretch.flops for stretch in stretches(config))
     return flops * config.batch_size * config.context
 
 
 def costs(config):
-    """Return the training FLOPs of a step, on average, and those of the whole run with those of
-    what it begins from. What a published model has cost is not known, and counts as 0."""
+    """Return the training FLOPs of a step, on average, and those of the whole run, including those
+    of the model that it begins from. (Those of a published model are not known, and count as 0.)"""
     rows, before = stretches(config), config.branch_from or config.init_from
     flops = sum(row.flops for row in rows) * config.batch_size * config.context
     spent = spent_on(state_of(before)) if before else 0
@@ -168,7 +169,7 @@ def costs(config):
 
 
 def paid_by(flops, words):
-    "Return the config of a line, with as many steps as so many training FLOPs pay for."
+    "Return the config of a line, with as many steps as these training FLOPs pay for."
     config = read(Config, words)
     for _ in range(20):
         of_step, total = costs(config)
@@ -177,13 +178,13 @@ def paid_by(flops, words):
             break
         steps = config.steps + more
         require(steps > 0, f'{flops:.2e} FLOPs pay for less than a step of {shlex.join(words)}')
-        # read anew, because a warmup may be a share of the steps
+        # read again, because the warm-up may be a share of the steps
         config = read(Config, [*words, f'--steps={steps}'])
     return config
 
 
 def show(config):
-    "Print the cost."
+    "Print the cost of a run."
     a_step = config.batch_size * config.context
     table = [['steps', 'layers', 'depth', 'parameters', 'GFLOPs a token', 'petaFLOPs']]
     total = steps = 0
@@ -202,17 +203,17 @@ def show(config):
         full = planned(replace(config, grow=None, **alone))
         print(f'with {config.n_layer} layers from the first step on it would be '
               f'{full / 1e15:,.3f}: growing saves {1 - total / full:.1%}')
-    # weights, gradients and moments are of 4 bytes; of each token a layer keeps its streams and
-    # updates in 2, and the head its logits in 2 and, with their gradient, in 4
+    # Weights, gradients and moments have 4 bytes each. For each token, a layer keeps its streams
+    # and updates in 2 bytes, and the head its logits in 2 bytes and, with their gradient, in 4.
     hours = total / (0.4 * PEAKS['H100']) / 3600
-    if hours < 0.001:           # a toy is for a laptop: its config says how long it takes there
+    if hours < 0.001:           # a toy runs on a laptop, and its config tells how long it takes
         return
     c, n, GB = model.config, model.num_params(), 1e9
     of_layer = 6 * c.n_embd + 3 * c.ffn_dim + 2 * c.n_head * c.head_dim
     kept = a_step / config.grad_accum * (2 * depth * of_layer + 10 * c.vocab_size)
-    size = 4 if c.vocab_size > 2**16 else 2     # bytes of a token on the disk
+    size = 4 if c.vocab_size > 2**16 else 2     # bytes of a token on disk
     print(f'memory: {16 * n / GB:,.1f} GB for weights and optimizer, and about {kept / GB:,.1f} '
-          'for what a forward keeps (on eight GPUs each an eighth of this)\n'
+          'for what a forward pass keeps (on eight GPUs each has an eighth of this)\n'
           f'disk: {12 * n / GB:,.1f} GB a checkpoint, and {config.steps * a_step * size / GB:,.1f} '
           'GB of tokens, if none is read twice\n'
           f'time: {duration(hours)} on one H100, at 40% of its peak, and {duration(hours / 8)} on '
@@ -220,4 +221,5 @@ def show(config):
 
 
 def duration(hours):
+    "Return a time in words."
     return f'{hours:,.1f} hours' if hours > 2 else f'{60 * hours:,.1f} minutes'

@@ -1,5 +1,6 @@
-"""A page on which a reader moves the layers of toys, and sees at once what they answer. It is one
-file that needs neither Python nor a server, because extras/model.js computes the forward pass.
+"""Write a page on which a reader moves the layers of toy models, and sees their answers at once.
+The page is one file that needs neither Python nor a server, because extras/model.js computes the
+forward pass.
     nanodepth play out/lidas                # writes out/play_lidas.html, and a browser opens it
 """
 import base64
@@ -24,7 +25,7 @@ from nanodepth.scoring.data import parse_tasks, questions_of
 from nanodepth.text.tokenizer import get_tokenizer, readable, start_of_document
 
 FOLDER = Path(__file__).parent
-TASKS = 'toy_assign/0-5'                # of which each option is one byte
+TASKS = 'toy_assign/0-5'                # each option of these is one byte
 QUESTIONS = 100                         # of each task
 LARGEST = 20_000_000                    # parameters that a browser should carry
 SHAPE = ('n_layer', 'n_embd', 'n_head', 'n_kv_head', 'head_dim', 'vocab_size', 'context',
@@ -32,10 +33,11 @@ SHAPE = ('n_layer', 'n_embd', 'n_head', 'n_kv_head', 'head_dim', 'vocab_size', '
 
 
 def stages_of(run):
-    """[(its file, model, copies)] from shallow to deep, of the stages that were kept: layer i began
-    as layer copies[i] of the stage before; the first has None."""
+    """Return [(file, model, copies), ...] for the stages of a run that were kept, from shallow to
+    deep. Layer i of a stage began as a copy of layer copies[i] of the stage before. The first stage
+    has copies=None."""
     state, model = open_path(run)
-    kept = {}           # {layers: the last file with so many}
+    kept = {}           # {number of layers: the last file with this many}
     for path in sorted(Path(run).glob('ckpt-*.pt'), key=lambda path: state_of(path)['step']):
         kept[state_of(path)['model_config']['n_layer']] = path
     lines = log_of(run) if kept and state['config'].get('grow') else []
@@ -49,7 +51,7 @@ def stages_of(run):
 
 
 def tensors_of(model):
-    "{name: tensor} of all that model.js reads: a recurrent model's first states too."
+    "Return {name: tensor} of everything that model.js reads, including a core's first states."
     tensors = dict(model.state_dict())
     if core := core_of(model):
         e = torch.zeros(1, model.config.context, model.config.n_embd)
@@ -58,14 +60,15 @@ def tensors_of(model):
 
 
 def rounded(t):
-    "(scales, numbers): eight bits for each number of a row. A vector's numbers are rows."
+    """Return a tensor in eight bits for each number, and a scale for each row. Each number of a
+    vector is a row."""
     rows = t.detach().float().reshape(-1, t.shape[-1] if t.dim() > 1 else 1)
     scales = rows.abs().amax(1, keepdim=True).clamp(min=1e-30) / 127
     return scales, (rows / scales).round().to(torch.int8)
 
 
 def pack(model):
-    "(all weights as bytes, {tensor: its rows and columns, and where it begins})."
+    "Return all weights as bytes, and {tensor: its rows, its columns, and where it begins}."
     raw, places = bytearray(), {}
     for name, t in tensors_of(model).items():
         if name == 'head.weight' and model.config.tie_embeddings:
@@ -79,15 +82,16 @@ def pack(model):
 
 
 def refuse(run, model):
-    "What model.js cannot run, or a browser not carry."
+    "Refuse a model that model.js cannot run, or that is too large for a browser."
     more = beyond(model.config) or [s for s in spans_in(model.order) if not isinstance(s, Core)]
     require(not (more or model.config.rope_scaling) and model.num_params() <= LARGEST,
-            f'{run} is no plain toy of at most {LARGEST:,} parameters, which the page carries')
+            f'{run} is not a plain toy with at most {LARGEST:,} parameters, and the page can only '
+            'have such models')
 
 
 def described(run, model, kin, copies, places):
-    """What the page says of a model, and what model.js needs to know of it. kin: the layer of the
-    first stage that each layer goes back to."""
+    """Return what the page and model.js need to know of a model. `kin` is, for each layer, the
+    layer of the first stage from which it was copied."""
     about = dict(layers=len(model.layers), order=unrolled(model.order), run=str(run), kin=kin,
                  copies=copies, parameters=model.num_params(), tensors=places,
                  config={key: getattr(model.config, key) for key in SHAPE})
@@ -97,7 +101,7 @@ def described(run, model, kin, copies, places):
 
 
 def page(runs, task):
-    "The page of runs that read bytes, as text; it begins with the questions of the task."
+    "Return the page, as text, of runs that read bytes. It begins with the questions of the task."
     questions = questions_of(parse_tasks(TASKS)[0], QUESTIONS)
     check_choice('task', task, questions)
     tokenizer = get_tokenizer('bytes')
@@ -107,7 +111,7 @@ def page(runs, task):
                for i in range(tokenizer.n_vocab)],
         questions={name: [asdict(each) for each in some] for name, some in questions.items()})
     for name, run in run_names(runs).items():
-        require(get_tokenizer(run).name == 'bytes', f'{run} reads no bytes: it is no toy')
+        require(get_tokenizer(run).name == 'bytes', f'{run} does not read bytes, as toys do')
         keys, kin = [], None
         for path, model, copies in stages_of(run):
             refuse(path, model)
@@ -120,7 +124,7 @@ def page(runs, task):
         about['runs'].append(dict(name=name, stages=keys))
     parts = {name: (FOLDER / name).read_text(encoding='utf-8')
              for name in ('play.html', 'play.css', 'page.js', 'model.js')}
-    # within a script no text may look like its end
+    # inside a script no text may look like the script's end
     parts['about'] = json.dumps(about).replace('<', '\\u003c')
     text = parts.pop('play.html')
     for name, part in parts.items():
@@ -130,7 +134,7 @@ def page(runs, task):
 
 @dataclass
 class Options:
-    # folders that train.py wrote (with --keep_stages=true, their smaller models are there, too)
+    # folders that train.py wrote (with --keep_stages=true they have their smaller models, too)
     runs: list[str]
     task: str = 'toy_assign/3'      # the questions to begin with, with their depth
     out: Path | None = None         # None: out/play_NAME.html

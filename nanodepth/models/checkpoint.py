@@ -1,4 +1,4 @@
-"""Any checkpoint as a model: a run's, which train.py has saved, or a Hugging Face folder.
+"""Open any checkpoint as a model: one that train.py has saved, or a Hugging Face folder.
 Usage: model = load_model('out/run')
 """
 import math
@@ -8,19 +8,19 @@ import torch
 
 from nanodepth.common.errors import Refused, nearest, as_refusal, say
 from nanodepth.common.files import checkpoint_file, read_json, read_run
-from nanodepth.common.whose import file_of, is_ours, on_hub
+from nanodepth.common.origin import file_of, is_ours, on_hub
 from nanodepth.model import require
 from nanodepth.models import authors, hf, joined, raven     # noqa: F401 (a run may hold the first's)
 from nanodepth.report.tables import run_names
 from nanodepth.text.tokenizer import fingerprint, get_tokenizer
 from nanodepth.training.checkpoint import load
 
-OURS = 'ours'       # the kind of what train.py has saved
+OURS = 'ours'       # the kind of a checkpoint that train.py has saved
 
 
 def kind_of(path):
-    """What stands at a path, or on the hub under such a name: OURS, or the word for its family in
-    a Hugging Face checkpoint, such as 'llama'. A line says that nothing is there."""
+    """Return the kind of the checkpoint at a path or under a name on the hub: OURS, or the name of
+    its family in a Hugging Face checkpoint, such as 'llama'. If there is none, it is refused."""
     file = checkpoint_file(path)
     if file.exists():
         return OURS
@@ -34,26 +34,26 @@ def kind_of(path):
 
 
 def named_models(paths):
-    """{name: path} of checkpoints. The first is opened at once; that the others are there is asked
-    now, before the work on it."""
+    """Return {name: path} of checkpoints. A path without a checkpoint is refused now, before the
+    work on the first one begins."""
     for path in paths[1:]:
         kind_of(path)
     return run_names(paths)
 
 
 def state_of(path):
-    "What a checkpoint says beside its weights; of a Hugging Face one nothing."
+    "Return what a checkpoint stores next to its weights. For a Hugging Face one this is {}."
     return read_run(path) if kind_of(path) == OURS else {}
 
 
 def open_path(path, others=False):
-    """(what a checkpoint says beside its weights, its model). With `others`, transformers' own of
-    another family than ours."""
+    """Return what a checkpoint stores next to its weights, and its model. With `others`, a model of
+    another family is opened as transformers' own."""
     kind, state = kind_of(path), {}
     if kind == OURS:
         try:
             model, state = load(path)
-        except Refused as error:        # such as a Span or a solver that nobody has imported
+        except Refused as error:        # a Span, say, whose file has not been run
             raise Refused(f'{path}: {error}') from None
     elif kind == raven.FAMILY:
         model = raven.load_raven(path)
@@ -61,36 +61,37 @@ def open_path(path, others=False):
         model = joined.load_joined(path)
     else:
         model = hf.load_hf(path, others)
-    for name, t in model.state_dict().items():          # its scores would look ordinary: chance
+    for name, t in model.state_dict().items():          # its scores would look like chance
         require(not t.is_floating_point() or t.is_meta or t.isfinite().all(),
-                f'{path}: {name} holds numbers that are not finite: it cannot be used')
+                f'{path}: {name} has numbers that are not finite, so the model '
+                'cannot be used')
     return state, model
 
 
 def load_model(path, device='cpu', others=False):
-    """Any checkpoint of ours, or of Hugging Face's, as a model that is ready to run. `others`: also
-    of another family than ours."""
+    """Return the model of any checkpoint, ready to run. With `others`, this includes models of
+    other families, which are transformers' own."""
     return open_path(path, others)[1].to(device).eval()
 
 
 def pick_device(name='auto'):
-    "cuda, else mps, else cpu; or the one that is named, if it is there."
+    "Return a device. 'auto' is cuda if there is one, otherwise mps, otherwise cpu."
     if name == 'auto':
         name = ('cuda' if torch.cuda.is_available() else 'mps' if torch.backends.mps.is_available()
                 else 'cpu')
     with as_refusal(RuntimeError, AssertionError, NotImplementedError, why=lambda error:
                   f'device={name!r} cannot be used: {str(error).splitlines()[0][:150]}'):
         torch.zeros(1, device=name).item()
-    # cuDNN plans every new shape for 30 ms: each token of a text
+    # cuDNN plans every new shape for 30 ms, and each token of a text is a new shape
     torch.backends.cuda.enable_cudnn_sdp(False)
     return torch.device(name)
 
 
 def open_any(path, device='cpu', dtype='auto', others=True):
-    """(what a checkpoint says beside its weights, the model, ready to run) of any path. `dtype`:
-    what its weights become. auto: a checkpoint that was published in 16 bits computes in bfloat16
-    where the device is fast at it, else in float32; all others stay as they are. Tables of
-    positions keep their precision."""
+    """Return what a checkpoint stores next to its weights, and the model, ready to run. `dtype` is
+    the type that the weights get. With 'auto', a checkpoint that was published in 16 bits computes
+    in bfloat16 if the device is fast at it, and otherwise in float32. All others stay as they are.
+    Tables of positions keep their precision."""
     state, model = open_path(path, others)
     device = torch.device(device)
     stored = next(model.parameters()).dtype
@@ -100,16 +101,16 @@ def open_any(path, device='cpu', dtype='auto', others=True):
         say(f'{path}: computed in {str(wanted)[6:]} (--dtype says otherwise)')
     if is_ours(model) or all(buffer.dtype != stored for buffer in model.buffers()):
         for p in model.parameters() if wanted else ():
-            if p.dtype == stored:       # what is packed, or was kept in float32, stays so
+            if p.dtype == stored:       # weights that are packed or in float32 stay as they are
                 p.data = p.data.to(wanted)
     elif wanted not in (None, stored):
-        # it was computed in the type of the weights and would keep its rounding: Gemma's scale
+        # A buffer in the type of the weights, such as Gemma's scale, would keep its rounding.
         model = hf.open_theirs(path, dtype=wanted)
     return state, model.to(device).eval()
 
 
 def fast_in_bfloat16(device):
-    "Does the device multiply faster in bfloat16? Older ones only emulate it."
+    "Return whether the device multiplies faster in bfloat16. (Older ones only emulate it.)"
     if device.type == 'cuda':
         return torch.cuda.get_device_capability(device) >= (8, 0)
     return device.type == 'cpu' and (torch.cpu._is_amx_tile_supported()
@@ -117,19 +118,20 @@ def fast_in_bfloat16(device):
 
 
 def data_of(path, state):
-    """What a checkpoint knows of the data that it was trained on; else its tokenizer alone, which
-    the data of a run that begins with it must have, too."""
+    """Return a description of the data that a checkpoint was trained on, or otherwise of its
+    tokenizer alone. A run that begins with the checkpoint must have data with the same
+    tokenizer."""
     if 'data' in state:
         return state['data']
     return dict(data=[dict(tokenizer=str(path), fingerprint=fingerprint(get_tokenizer(path)))])
 
 
 def cost_of(state):
-    """The training FLOPs of a checkpoint and of all that it was made of; nan if it was made of a
-    published model, whose state is {}."""
+    """Return the training FLOPs of a checkpoint and of everything that it was made from. They are
+    nan if it was made from a published model, whose state is {}."""
     return math.nan if state.get('published', not state) else spent_on(state)
 
 
 def spent_on(state):
-    "The training FLOPs, but for those of a published model."
+    "Return the training FLOPs, without those of a published model."
     return state.get('flops', 0) + state.get('inherited_flops', 0)

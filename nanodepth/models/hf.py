@@ -13,7 +13,7 @@ import torch
 
 from nanodepth.common.errors import as_refusal
 from nanodepth.common.files import new_folder, write_json
-from nanodepth.common.whose import is_ours
+from nanodepth.common.origin import is_ours
 from nanodepth.grow import untie
 from nanodepth.model import LM, ModelConfig, require, rope_tables, spans_in
 from nanodepth.text.tokenizer import generation_of, get_tokenizer, marks_of, write_tokenizer

@@ -13,7 +13,7 @@ import torch
 
 import nanodepth
 from nanodepth.common.files import read_json
-from nanodepth.common.whose import file_of
+from nanodepth.common.origin import file_of
 from nanodepth.model import LM, ModelConfig, spans_in
 from nanodepth.models.hf import filled, write_checkpoint
 from nanodepth.training.checkpoint import defined_in, read_order, renamed, written

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import torch
 
 from nanodepth.common.files import read_json
-from nanodepth.common.whose import file_of
+from nanodepth.common.origin import file_of
 from nanodepth.model import LM, ModelConfig, require, spans_in
 from nanodepth.models.authors import AUTHORS_STD, AuthorsCore, parts_of
 from nanodepth.models.hf import beyond, filled, llama3, write_checkpoint

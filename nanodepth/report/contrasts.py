@@ -1,6 +1,6 @@
-"""How certain is a mean or a difference? Two models of one seed saw the same data in the same
-order, and two ways of running answer the same questions. So differences are taken pair by pair, and
-are one sample, which is more certain than two means.
+"""Compute how certain a mean or a difference is. Two models of one seed have read the same data in
+the same order, and two ways of running answer the same questions. So differences are taken pair by
+pair. They are a single sample, which is more certain than the difference of two means.
 Usage: p_of([-0.01, -0.04, -0.02])      # of differences, seed by seed
 """
 import functools
@@ -33,7 +33,7 @@ def students_t():
 
 
 def is_known(values):
-    "Return whether a t-test is possible. Equal values have an error of 0, and say nothing."
+    "Return whether a t-test is possible. (Equal values have an error of 0.)"
     has_error = len(values) > 1 and error_of(values) > 1e-9 * max(map(abs, values))
     return has_error and students_t() is not None
 

@@ -1,5 +1,4 @@
-"""The logs of runs: written by training, and read by every later picture. A run writes a JSON line
-for each measurement.
+"""Read the logs of runs, in which training writes a line of JSON for each measurement.
 Usage: groups = read_groups(['out/lidas-0', 'out/lidas-1'])     # {name: [the log of each seed]}
 """
 import math
@@ -12,8 +11,8 @@ from nanodepth.training.checkpoint import read_log
 
 
 def log_of(folder):
-    """A run's log as a list of dicts, in the order of the steps. Its FLOPs count what the run began
-    from, but for a published model."""
+    """Return a run's log as a list of dicts, in the order of the steps. Its FLOPs include those of
+    the model that the run began from, except those of a published model."""
     path, state = Path(folder) / 'log.jsonl', read_run(folder)
     require(path.exists(), f'there is no {path}: is {folder} the folder of a run?')
     before, seed = state.get('inherited_flops', 0), (state.get('config') or {}).get('seed', 0)
@@ -21,7 +20,7 @@ def log_of(folder):
 
 
 def read_groups(folders):
-    "{group of seeds: the log of each of its runs}."
+    "Return {group of seeds: [the log of each run]}."
     logs = {}
     for name, folder in run_names(folders).items():
         logs.setdefault(names_of(name)['group'], []).append(log_of(folder))
@@ -29,20 +28,21 @@ def read_groups(folders):
 
 
 def growths(log):
-    "The lines of a log at which the model is deeper than before: it has grown, or begun to loop."
+    """Return the lines of a log at which the model is deeper than before, because it has grown or
+    begun to loop."""
     deep = [line.get('depth', line.get('n_layer', 0)) for line in log]
     return [line for line, before, now in zip(log[1:], deep, deep[1:]) if now > before]
 
 
 def kinds_of(groups):
-    "The kinds of answers in {name: [one log per seed]}."
+    "Return the kinds of answers in {name: [one log for each seed]}."
     lines = [line for group in groups.values() for log in group for line in log]
     return list(dict.fromkeys(kind for line in lines for kind in line.get('kinds', {})))
 
 
 def measured(group):
-    """A row for each seed and each step that all seeds have measured: the losses, and the accuracy
-    on each kind of answer."""
+    """Return a row for each seed and each step that all seeds have measured, with the losses and
+    the accuracy on each kind of answer."""
     seen = [{line['step']: line for line in log if 'val_loss' in line} for log in group]
     rows = []
     for step in sorted(set(seen[0]).intersection(*seen)):

@@ -1,6 +1,6 @@
-"""Pictures of rows of numbers. A picture is a grid of panels, and a panel holds a heat map or
-curves. A curve is the mean over the seeds, with a shade from the lowest to the highest.
-Usage: show(path, draw_runs, {'baseline': [log_of('out/baseline')]}, ['loss'])
+"""Draw rows of numbers. A picture is a grid of panels, and a panel has a heat map or curves. A
+curve is the mean over the seeds, with a shade from the lowest to the highest. Usage: show(path,
+draw_runs, {'baseline': [log_of('out/baseline')]}, ['loss'])
 """
 import itertools
 import math
@@ -16,7 +16,7 @@ COSTS = dict(step='steps', flops='training FLOPs', tokens='tokens')
 
 
 def show(path, draw, *what):
-    "Draw, and print where the picture is, or that matplotlib is missing."
+    "Draw a picture with draw(*what), and print its path, or that matplotlib is missing."
     path = path if path.suffix in ('.png', '.pdf', '.svg') else beside(path, '.png')
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -29,7 +29,7 @@ def show(path, draw, *what):
 
 
 def figure(rows, columns, size, maps=False, **shared):
-    "A matplotlib figure that needs no screen, and its axes as a grid."
+    "Return a matplotlib figure that needs no screen, and its axes as a grid."
     import matplotlib
     matplotlib.rcParams['text.parse_math'] = False      # a run may be called $x$
     from matplotlib.figure import Figure
@@ -42,8 +42,8 @@ def figure(rows, columns, size, maps=False, **shared):
 
 
 def curve(ax, rows, x, y, colour, label, factor=1, by=None, **style):
-    """The mean of the rows at each x (of its seeds), and a shade from the lowest to the highest.
-    by: the column in which the rows of a point are equal, if x is not."""
+    """Draw the mean over the seeds at each x, and a shade from the lowest to the highest. `by` is
+    the column in which the rows of a point are equal, if this is not x."""
     rows = [row for row in rows if y in row]
     points = [where(rows, **{by or x: at}) for at in sorted({row[by or x] for row in rows})]
     xs = [mean([row[x] for row in seeds]) for seeds in points]
@@ -54,8 +54,9 @@ def curve(ax, rows, x, y, colour, label, factor=1, by=None, **style):
 
 
 def draw_runs(groups, kinds, costs=('step', 'flops')):
-    """groups: {name: [one log per seed]}. A row for the loss or a kind of answers, a column for a
-    cost. The loss begins where the warm-up ends. Dotted lines show where a model became deeper."""
+    """Return a figure with a row of panels for the loss and for each kind of answers, and a column
+    for each cost. `groups` is {name: [one log for each seed]}. The axis of the loss is cut to the
+    values after the warm-up. Dotted lines show where a model became deeper."""
     size = (4 * len(costs), 0.8 + 2.7 * len(kinds))
     fig, axes = figure(len(kinds), len(costs), size, sharex='col', sharey='row')
     for (line, kind), (i, cost) in itertools.product(zip(axes, kinds), enumerate(costs)):
@@ -75,7 +76,7 @@ def draw_runs(groups, kinds, costs=('step', 'flops')):
 
 
 def limits(groups):
-    "Of the validation losses after the warm-up, whose last step has the highest rate."
+    "Return limits of an axis for the validation losses after the warm-up, or (None, None)."
     after = []
     for log in sum(groups.values(), []):
         warm = max(log, key=lambda line: line.get('lr', 0), default={}).get('step', 0)
@@ -86,8 +87,9 @@ def limits(groups):
 
 
 def draw_curves(rows, x, panel, values, title, axis, labels={}):
-    """A column per value, a row per panel (`panel` names its column, or is None), a line per group
-    of runs. A row without an x is the model as it is: a dotted line."""
+    """Return a figure with a column of panels for each value, a row of panels for each value of the
+    column `panel` (or one row, if it is None), and a curve for each group of runs. A row without an
+    x is the model as it is, and is drawn as a dotted line."""
     at = list(dict.fromkeys(row[panel] for row in rows if row[x] is not None)) if panel else [None]
     cells = list(itertools.product(at, values))
     across = len(values) if panel else min(4, len(values))
@@ -118,8 +120,9 @@ def draw_curves(rows, x, panel, values, title, axis, labels={}):
 
 
 def draw_maps(rows, down, right, value, panel, title):
-    """Maps of a value over two columns of the rows, `down` and `right`. A panel for each run and
-    each setting (`panel` is their column, or None), a colour scale for each setting."""
+    """Return a figure with heat maps of a value over two columns of the rows, `down` and `right`.
+    It has a panel for each run and for each value of the column `panel` (or one, if it is None).
+    The panels of one value of this column share a colour scale."""
     groups = grouped(rows)
     settings = list(dict.fromkeys(row[panel] for row in rows)) if panel else [None]
     # several models: one column each; of one model the settings stand side by side

@@ -19,7 +19,7 @@ PLAIN = 'as it is'          # the way of a model that nothing changes
 
 
 class Unit(NamedTuple):
-    "How scores of one kind are printed."
+    "The way in which scores of one kind are printed."
     word: str
     factor: int             # from a score to the printed number
     digits: str

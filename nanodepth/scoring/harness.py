@@ -20,7 +20,7 @@ from transformers import AutoTokenizer
 
 from nanodepth import ROOT
 from nanodepth.common.errors import nearest, as_refusal, say
-from nanodepth.common.whose import device_of, is_ours
+from nanodepth.common.origin import device_of, is_ours
 from nanodepth.model import Refused, require
 from nanodepth.models.hf import not_opened
 from nanodepth.report.contrasts import mean

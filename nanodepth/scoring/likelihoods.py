@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from nanodepth.common.whose import device_of, is_ours, width_of
+from nanodepth.common.origin import device_of, is_ours, width_of
 from nanodepth.model import require
 from nanodepth.text.primitives import continuation
 from nanodepth.text.tokenizer import start_of_document

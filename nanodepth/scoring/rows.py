@@ -1,6 +1,6 @@
 """Measure a model in several ways of running it. A measure returns Scores: a mean, and what each
 question or row of data contributed to it. A Row (report/tables.py) holds one Score in one way of
-running (way.py), and the change from the model as it is, question by question.
+running (ways.py), and the change from the model as it is, question by question.
 Usage: subject = Subject('out/lidas', ScoreOptions(tasks='toy_assign/3'))
        for rows in score_ways(subject, [{}, dict(window='mid4', K=2)]): ...
 """
@@ -20,7 +20,7 @@ from nanodepth.report.contrasts import error_of, mean, p_value
 from nanodepth.report.tables import Row, Score, names_of
 from nanodepth.scoring.data import described, is_on_disk, open_data, parse_tasks, questions_of
 from nanodepth.scoring.likelihoods import log_likelihoods, losses_of
-from nanodepth.scoring.way import cost_columns, in_way, in_words
+from nanodepth.scoring.ways import cost_columns, in_way, in_words
 from nanodepth.text.tokenizer import get_tokenizer
 from nanodepth.training.measure import validate
 

@@ -1,7 +1,7 @@
-"""Reasoning primitives: copying and variable assignment, small tasks of known difficulty. Copying
-asks which word followed a word before. Assignment asks for the value of a name, at depth 2 through
-two aliases. So these tasks measure computation over the layers, and not knowledge.
-Usage: examples = few_shot('assign_basic', 200, shots=5, depth=1)
+"""Make questions of the reasoning primitives: copying and variable assignment, small tasks of known
+difficulty. Copying asks which word followed a word earlier. Assignment asks for the value of a
+name; at depth 2 it is found through two aliases. So these tasks measure computation over the
+layers, and not knowledge. Usage: examples = few_shot('assign_basic', 200, shots=5, depth=1)
 """
 import random
 import string
@@ -14,17 +14,19 @@ from nanodepth.training.plan import seed_for
 
 @dataclass
 class Example:
+    "A question."
     prompt: str
     options: list[str]      # continuations of the prompt, all different
-    answer: int             # which of them is right
+    answer: int             # the index of the right option
 
 
 # ------------------------------------------------------------------------------------- one question
 # A task is a function (rng, depth) -> (question, options, right option). Copying ignores the depth.
 
-# The papers do not print their forms of math and code. These are Saunshi et al.'s (arXiv
-# 2409.19044, appendix B), by a public reimplementation that cites it; we did not see the appendix.
-TEMPLATES = {               # what comes first, a statement, the question
+# The papers do not print their forms of math and code. These forms are from a public
+# reimplementation, which cites Saunshi et al. (arXiv 2409.19044, appendix B). We did not see the
+# appendix.
+TEMPLATES = {               # {form: (the beginning, a statement, the question)}
     'basic': ('Fill in blank:\n\n', '{}={}\n', '{}=____ . ->'),
     'math': ('The following is a set of simple mathematical equations.\n\n', '{}={}\n',
              'What is the numerical value of {}?\nAnswer:'),
@@ -42,7 +44,7 @@ sun table time town train tree wall watch water white wind winter wood yard'''.s
 
 
 def random_words(rng, n):
-    "n different words of three letters."
+    "Return n different words of three letters."
     words = []
     while len(words) < n:
         word = ''.join(rng.choice(string.ascii_lowercase) for _ in range(3))
@@ -52,9 +54,9 @@ def random_words(rng, n):
 
 
 def copying(rng, words, n=10, again=5):
-    """n words, then some of them again: which word is next? In the papers' form it is always one
-    of the last words and never a repeated one: knowing only that gives nearly half of the
-    answers."""
+    """Return a question that shows n words and then some of them again, and asks for the next word.
+    In the papers' form the answer is always one of the last words, and never a repeated one. A
+    model that knows only this gets nearly half of the answers right."""
     start = rng.randrange(n - again)
     shown = ' '.join(words + words[start:start + again])
     options = [f' {word}' for word in words]
@@ -62,9 +64,10 @@ def copying(rng, words, n=10, again=5):
 
 
 def chain(rng, names, values, depth):
-    """Statements that give each value a name, then `depth` times pass all values on to new names,
-    randomly matched: (statements, {one of the last names: its value}). A model that looks up one
-    alias at a time needs depth + 1 looks, and all at once about log2(depth + 1) + 1."""
+    """Return statements that give each value a name and then, `depth` times, give each name an
+    alias at random, and {one of the last names: its value}. A model that follows one alias at a
+    time needs depth + 1 look-ups, and one that follows all of them at once about log2(depth + 1) +
+    1."""
     n = len(values)
     level = dict(zip(names[:n], values))
     statements = list(level.items())
@@ -77,40 +80,43 @@ def chain(rng, names, values, depth):
 
 
 def values_apart(rng, n):
-    """n numbers from 1 to 25, none the beginning of another, because the likelihood of ` 1`
-    includes that of ` 13`."""
+    """Return n numbers from 1 to 25. None of them is the beginning of another one, because the
+    likelihood of ` 1` includes that of ` 13`."""
     while True:
         values = [str(v) for v in rng.sample(range(1, 26), n)]
         if not any(a != b and b.startswith(a) for a in values for b in values):
             return values
 
 
-def ask(rng, chain_, statement, question, first='', space=''):
-    "Statements and the question for one of the last names, as a task gives them."
+def question_of(rng, chain_, statement, question, first='', space=''):
+    "Return a question about one of the last names of a chain, its options and the right option."
     statements, level = chain_
-    asked = rng.choice(list(level))
-    return (first + ''.join(statement.format(*s) for s in statements) + question.format(asked),
-            [space + v for v in level.values()], space + level[asked])
+    name = rng.choice(list(level))
+    return (first + ''.join(statement.format(*s) for s in statements) + question.format(name),
+            [space + v for v in level.values()], space + level[name])
 
 
 def assignment(rng, depth, form, n=5):
+    "Return a question of variable assignment, in a form of TEMPLATES."
     first, statement, question = TEMPLATES[form]
     letters = string.ascii_lowercase
     pool = list(letters) if (depth + 1) * n <= 26 else [a + b for a in letters for b in letters]
     values = chain(rng, rng.sample(pool, (depth + 1) * n), values_apart(rng, n), depth)
-    return ask(rng, values, statement, question, first, ' ')
+    return question_of(rng, values, statement, question, first, ' ')
 
 
 def toy_copy(rng, depth, n=8):
+    "Return a question of copying, without any words around it."
     words = [w.capitalize() for w in random_words(rng, n)]
     again = rng.randrange(1, n)
     return ''.join(words + words[:again]), words, words[again]
 
 
 def toy_assign(rng, depth, n=4):
+    "Return a question of variable assignment, without any words around it."
     require((depth + 1) * n <= 26, f'the toy has letters for depth {26 // n - 1}, not {depth}')
     names = rng.sample(string.ascii_lowercase, (depth + 1) * n)
-    return ask(rng, chain(rng, names, rng.sample(string.digits, n), depth), '{}{}', '?{}')
+    return question_of(rng, chain(rng, names, rng.sample(string.digits, n), depth), '{}{}', '?{}')
 
 
 TASKS = {
@@ -127,15 +133,16 @@ TOY_TASKS = {
 
 
 def few_shot(task, n, *, shots=5, depth=0, seed=0):
-    """n examples of a task, each after `shots` others with their answers, fresh ones for each.
-    Example i asks the same question whatever the shots are, so that like is compared with like.
-    The tasks are Saunshi et al.'s, as in "Do Depth-Grown Models Overcome the Curse of Depth?",
-    appendix C, and "From Growing to Looping", section 5.1 and appendix D.1. These do not say which
-    depths they average, so here each depth is a task of its own."""
+    """Return n Examples of a task, each after `shots` other questions with their answers, which are
+    drawn for each Example. Example i asks the same question for any number of shots, so that scores
+    can be compared. The tasks are from Saunshi et al., as in "Do Depth-Grown Models Overcome the
+    Curse of Depth?", appendix C, and "From Growing to Looping", section 5.1 and appendix D.1. These
+    papers do not tell over which depths they average, so here each depth is a separate task."""
     check_choice('task', task, tasks := TASKS | TOY_TASKS)
     require(shots >= 0 and 0 <= depth < 100 and n > 0, f'shots={shots} must not be negative, '
             f'depth={depth} 0 to 99, and n={n} at least 1')
-    make, examples, between = tasks[task], [], '' if task in TOY_TASKS else '\n\n'
+    make, examples = tasks[task], []
+    between = '' if task in TOY_TASKS else '\n\n'
     for i in range(n):
         rng = random.Random(seed_for(seed, f'{task} at depth {depth}', i))
         prompt, options, right = make(rng, depth)
@@ -148,8 +155,8 @@ def few_shot(task, n, *, shots=5, depth=0, seed=0):
 
 
 def continuation(tokenizer, prompt, text):
-    """The tokens by which text continues a prompt. Some tokenizers put a space before any
-    text, but not in the middle."""
+    """Return the tokens of a text that follows a prompt. (Some tokenizers put a space before a
+    text, but not in its middle, so both are tokenized together.)"""
     before, whole = (tokenizer.encode(t, allowed_special='all') for t in (prompt, prompt + text))
     return (whole[len(before):] if whole[:len(before)] == before and len(whole) > len(before)
             else tokenizer.encode(text))

@@ -1,8 +1,9 @@
-"""Text -> datasets, which train.py's Loader reads: your own text, and mixtures of large ones.
+"""Turn text into datasets for train.py's Loader: your own text, and mixtures of large datasets.
 
-A dataset is parts, and a part is a shard. Which files make one is settled by their list: a large
-file alone, small ones together. A part is there whole or not at all, so a command that was stopped
-goes on when it is repeated, and the number of processes changes nothing.
+A dataset is made in parts, and each part becomes a shard. The list of files decides the parts: a
+large file is a part, and small files are put together. A part is complete or does not exist, so a
+command that was stopped continues when it is repeated, and the number of processes does not change
+the result.
 Usage: prepare({'smollm': [Source(...)]}, out=Path('data/smollm'))     # in data/smollm/prepare.py
 """
 import contextlib
@@ -38,21 +39,21 @@ from nanodepth.training.loader import ANSWER_START
 # Plain text, as far as it is taken from a folder. (A .json there may hold settings.)
 TEXTS = ('.txt .md .rst .org .tex .html .css .py .js .ts .c .h .cc .cpp .cu .rs .go .java .rb .lua '
          '.r .jl .hs .ml .sh .sql .toml .yaml .yml .ini .cfg .parquet .jsonl .jsonl.gz .jsonl.zst')
-PART = 2**26        # bytes: so many of small files become a shard together
-MANY = 1000         # documents, from which on one of a hundred is enough to validate with
+PART = 2**26        # bytes of small files that become one shard
+MANY = 1000         # from this many documents on, one of a hundred is enough for validation
 
 
 @dataclass(frozen=True)
-class How:
-    "How files become tokens."
+class Recipe:
+    "Settings for turning files into tokens."
     tokenizer: str
     source: str                     # where the files are from
     read: str = 'text'              # how a row becomes a text: a key of READ
-    column: str = 'text'            # where a row has it
-    special: bool = False           # <|im_end|> in a text is that token, and no plain text
-    most: int | None = None         # tokens of a part, which ends there; None: all
-    # one document of so many validates, by its text, so that its copies do; None: every tenth, or
-    # hundredth of many
+    column: str = 'text'            # the column that has the text
+    special: bool = False           # <|im_end|> in a text is this token, and not plain text
+    most: int | None = None         # tokens at which a part ends; None: all
+    # One document of this many is for validation. Its text decides, so copies of it are, too. None:
+    # every tenth document, or every hundredth of many
     val_every: int | None = None
 
 
@@ -93,7 +94,8 @@ def chat(row, column):
 
 
 def archived(row, column):
-    "A row's text, or by its number that of Software Heritage's archive; None if it was taken down."
+    """Return a row's text. A row without one has the number of a file in the archive of Software
+    Heritage, from which it is fetched. Return None if the file was taken down."""
     import urllib3
     if row.get(column) is not None or 'blob_id' not in row:
         return text_of(row, column)
@@ -108,14 +110,15 @@ READ = dict(text=text_of, chat=chat, archived=archived)
 
 
 def format_of(path):
-    "How `datasets` reads a file whose rows are documents; None for plain text."
+    "Return the name of a file's format in the `datasets` package, or None for plain text."
     found = re.search(r'\.(parquet|json)l?(\.gz|\.zst)?$', str(path), re.I)
     return found and found[1].lower()
 
 
 def texts(path, how, is_alone):
-    """The documents of a file in order, None where a row has none. Plain text is one, or if it is
-    alone several. Rows whose texts are fetched are read 32 at once."""
+    """Yield the documents of a file in order, or None for a row without a text. A file of plain
+    text is one document, or several if it is the only file. Rows whose texts are fetched are read
+    32 at once."""
     if not format_of(path):
         with as_refusal(UnicodeDecodeError, why=lambda error: f'{path}: {error}'):
             text = Path(path).read_text(encoding='utf-8-sig')
@@ -133,7 +136,7 @@ def texts(path, how, is_alone):
 
 
 def cut(text, size=2000):
-    "A long text as documents of about so many characters, cut between paragraphs."
+    "Return a long text as documents of about `size` characters, cut between paragraphs."
     parts = ['']
     for paragraph in text.split('\n\n'):
         if len(parts[-1]) >= size:
@@ -145,14 +148,14 @@ def cut(text, size=2000):
 # ---------------------------------------------------------------------------- files -> their shards
 
 def files_in(folder):
-    "The files below a folder, but hidden ones, that are text by their endings."
+    "Return the files below a folder whose endings are those of text, except hidden files."
     return [path for path in sorted(folder.rglob('*')) if path.is_file()
             and path.name.lower().endswith(tuple(TEXTS.split()))
             and not any(name[0] == '.' for name in path.relative_to(folder).parts)]
 
 
 def parts_of(files):
-    "Lists of files, each of which becomes a shard: a large one alone, small ones together."
+    "Return lists of files. Each list becomes a shard: a large file alone, or small files together."
     parts, size = [[]], 0
     for file in files:
         size += Path(file).stat().st_size
@@ -163,7 +166,8 @@ def parts_of(files):
 
 
 def documents(files, how, counts):
-    "(text, tokens) of each document, until there are how.most. What has no text is counted."
+    """Yield (text, tokens) of each document, until there are how.most tokens. Documents without a
+    text are counted as left out."""
     tokenizer, n = get_tokenizer(how.tokenizer), 0
     start = np.array(start_of_document(tokenizer), token_type(tokenizer.n_vocab))
     for text in itertools.chain.from_iterable(texts(path, how, len(files) == 1) for path in files):
@@ -178,8 +182,8 @@ def documents(files, how, counts):
 
 
 def write_part(folder, how, i, files):
-    """Write a part's shards, train_I.bin and val_I.bin, if they are not there. Returns what a
-    dataset says of them, and how many documents were left out."""
+    """Write the shards of a part, train_I.bin and val_I.bin, unless they exist. Return the
+    description of both, and how many documents were left out."""
     done = folder / f'part_{i:05d}.json'
     if done.exists():
         return read_json(done)
@@ -204,7 +208,7 @@ def write_part(folder, how, i, files):
 # ------------------------------------------------------------------------------ shards -> a dataset
 
 def shard_of(path, n_vocab, **more):
-    "What a dataset says of a shard. By its sums a run knows its data again."
+    "Return the description of a shard. With its checksums a run recognizes its data."
     files = [path.with_suffix(ending) for ending in ('.bin', '.mask', '.marks')]
     sums = {file.suffix: hash_of(file) for file in files if file.exists()}
     n = path.stat().st_size // np.dtype(token_type(n_vocab)).itemsize
@@ -213,10 +217,10 @@ def shard_of(path, n_vocab, **more):
 
 def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, kinds=None,
                   origin=None):
-    """Write one split as a single shard. `tokenizer` is the name that get_tokenizer takes; `kinds`
-    names the marks 1, 2, ..."""
+    """Write one split as a single shard. `tokenizer` is a name that get_tokenizer takes, and
+    `kinds` are the names of the marks 1, 2, ..."""
     path, n_vocab = Path(folder) / f'{split}_000.bin', get_tokenizer(tokenizer).n_vocab
-    path.with_name(f'{split}.json').unlink(missing_ok=True)     # it would vouch for half of the new
+    path.with_name(f'{split}.json').unlink(missing_ok=True)     # it would describe half of a shard
     replace(path, np.asarray(tokens, token_type(n_vocab)).tobytes())
     for ending, array in (('.mask', mask), ('.marks', marks)):
         path.with_suffix(ending).unlink(missing_ok=True)
@@ -226,10 +230,10 @@ def write_dataset(folder, split, tokenizer, tokens, *, mask=None, marks=None, ki
 
 
 def describe(folder, split, tokenizer, shards, kinds, origin):
-    "Write a split's JSON, with which it is there, and its tokenizer, which a run takes from it."
+    "Write the JSON of a split, which completes it, and the files of its tokenizer."
     encoding = get_tokenizer(tokenizer)
     if not copy_tokenizer(tokenizer, folder):
-        tokenizer = stands_for(tokenizer)       # the word that a run reads by, wherever that is
+        tokenizer = stands_for(tokenizer)       # a word, which is known in any folder
     write_json(folder / f'{split}.json', dict(
         tokenizer=str(tokenizer), fingerprint=fingerprint(encoding), n_vocab=encoding.n_vocab,
         dtype=token_type(encoding.n_vocab), tokens=sum(shard['tokens'] for shard in shards),
@@ -300,11 +304,11 @@ def make(folder, parts, how, workers=1, budget=math.inf):
                           'text, which is cut at empty lines if it is alone)')
     n = sum(part['train']['tokens'] for part in made)
     origin = asdict(how) | dict(documents=counts)
-    (folder / 'train.json').unlink(missing_ok=True)     # it comes last: with it, it is a dataset
-    # small shards as a single one: a window of text lies within a shard, and theirs are short
+    (folder / 'train.json').unlink(missing_ok=True)     # written last, it completes a dataset
+    # The small shards of validation become one, because a window of text lies within a shard.
     dtype = token_type(get_tokenizer(how.tokenizer).n_vocab)
     val = np.concatenate([np.fromfile(folder / part['val']['file'], dtype) for part in made])
-    # text is a kind of answer, of which each token is one: a mixture tells it from others
+    # Text is a kind of answer of one token each, so that a mixture has a separate loss for it.
     write_dataset(folder, 'val', how.tokenizer, val, marks=np.full(len(val), ANSWER_START + 1),
                   kinds=['text'], origin=origin)
     shards = [part['train'] for part in made if part['train']['tokens']]
@@ -319,23 +323,24 @@ def make(folder, parts, how, workers=1, budget=math.inf):
 
 @dataclass(frozen=True)
 class Source:
+    "A dataset in a mixture."
     name: str               # of its folder
-    share: float            # of the mixture's tokens
+    share: float            # its share of the mixture's tokens
     repo: str               # a dataset on the hub
     files: str              # which of its files: a pattern
     read: str = 'text'      # how a row becomes a text: a key of READ
 
 
 def number(text):
-    "'10B' as 10,000,000,000."
+    "Return the number that a text such as '10B' stands for: 10,000,000,000."
     factor = dict(K=10**3, M=10**6, B=10**9, T=10**12).get(text[-1:].upper(), 1)
     with as_refusal(ValueError, why=lambda error: f'--tokens={text} must be a number, such as 10B'):
         return round(float(text[:-1] if factor > 1 else text) * factor)
 
 
 def files_of(source, folder, out):
-    """{name: where it lies} of a source's files, here, or on the hub: of the commit that parts of
-    are there already, or else of the newest one."""
+    """Return {name: path} for the files of a source, on this disk or on the hub. On the hub they
+    are of the commit with which this dataset was begun, or otherwise of the newest one."""
     if folder:
         return {str(path.relative_to(folder)): str(path) for path in files_in(folder / source.name)
                 if format_of(path)}
@@ -355,27 +360,27 @@ class Options:
     tokens: str                         # to train on, over all sources: 10B, 500M
     mixture: str | None = None          # which data, where there are several mixtures
     tokenizer: str = 'HuggingFaceTB/cosmo2-tokenizer'       # what the model reads
-    # a folder with one of parquet or JSON Lines files for each source, by its name; None: the hub
+    # a folder that has a folder of parquet or JSON Lines files for each source; None: the hub
     source: Path | None = None
-    workers: int = os.cpu_count()       # they do not change the result
-    val_every: int = 200                # one document of so many is for validation
+    workers: int = os.cpu_count()       # processes; they do not change the result
+    val_every: int = 200                # one document of this many is for validation
     out: Path | None = None             # the folder to write; None: data/ and its name
 
 
 def prepare(mixtures, argv=None, out=None):
-    "The command of a data/NAME/prepare.py: `mixtures` is {name: [Source]}."
+    "Run the command of a data/NAME/prepare.py. `mixtures` is {name: [Source, ...]}."
     options = read(Options, argv, ['mixture'])
     name = next(iter(mixtures)) if len(mixtures) == 1 else options.mixture
     check_choice('mixture', name, mixtures)
     out, tokens = options.out or (out / name if len(mixtures) > 1 else out), number(options.tokens)
     shares = {source.name: source.share for source in mixtures[name]}
     for source in mixtures[name]:
-        how = How(options.tokenizer, str(options.source or source.repo), source.read,
+        how = Recipe(options.tokenizer, str(options.source or source.repo), source.read,
                   val_every=options.val_every)
         budget = math.ceil(tokens * source.share / sum(shares.values()))
         files = files_of(source, options.source, out / source.name)
         require(files, f'{source.name} has no parquet or JSON Lines file')
-        # each is a part, in an order drawn from their names: the first few are a fair sample
+        # Each file is a part. Their order is drawn, so the first few are a fair sample of all.
         drawn = sorted(files, key=lambda name: hashlib.blake2b(name.encode()).hexdigest())
         n = make(out / source.name, [[files[name]] for name in drawn], how, options.workers, budget)
         if n < budget:

@@ -1,10 +1,11 @@
-"""wrapper.py's `wrapped` for any decoder of transformers, and for a model of ours.
+"""Extend wrapper.py's `wrapped` to any decoder of transformers.
 
-A Window asks this of what runs it: run(x, items, depth), run.depth, .start and .cache, and the
-methods wrote and forget, which decide which evaluation a cache keeps. For layers of ours that is a
-Pass. For layers of another family it is a Replay: the model calls the window's layers itself, which
-is the first evaluation. Inside the `with` each call is noted on its way, and after the last one the
-Window runs all others by calling the layers again.
+A Window needs an object `run` with run(x, items, depth), run.depth, run.start and run.cache, and
+with the methods wrote and forget, which decide the evaluation that a cache keeps. For an LM that
+object is a Pass. For a model of transformers it is a Replay. There, the model calls the layers of
+the window itself, and this is the first evaluation. Inside the `with`, each of these calls is
+recorded. After the last one, the Window computes all further evaluations by calling the layers
+again.
 
 Usage:
     with wrapped(llama, 'mid4', K=2): llama.generate(**inputs)
@@ -16,7 +17,7 @@ import threading
 import torch
 
 from nanodepth import wrapper
-from nanodepth.common.whose import is_ours
+from nanodepth.common.origin import is_ours
 from nanodepth.model import Refused, require
 from nanodepth.wrapper import make_windows, pick_window
 
@@ -24,16 +25,16 @@ from nanodepth.wrapper import make_windows, pick_window
 @contextlib.contextmanager
 def wrapped(model, window=None, solver='anchored', K=3, cache='first', mode='block', decode='full',
             pin=False, **options):
-    """Inside a `with`, a window of a model's layers runs several times.
+    """Inside this `with`, a window of a model's layers runs several times.
 
-    window  (a, b) or 'a-b', both included; 'mid4', the middle four, or None; a share of the depth,
-            such as 0.5: the four around it
-    cache, decode   a Window of wrapper.py explains them
-    mode    the window as one 'block', or 'layer' by layer
-    pin     in a mixture of experts, later evaluations keep the experts of the first
-    others  the solver's options, such as beta and T
+    window  the first and the last layer, (a, b) or 'a-b'; or 'mid4', the middle four, which None
+            means, too; or a share of the depth, such as 0.5, for the four layers around it
+    cache, decode   as in Window of wrapper.py
+    mode    'block' repeats the window as a whole, and 'layer' repeats each of its layers in turn
+    pin     in a mixture of experts, later evaluations keep the experts of the first one
+    options are for the solver, such as beta and T
     """
-    given, model = model, getattr(model, '_orig_mod', model)    # torch.compile's has it within
+    given, model = model, getattr(model, '_orig_mod', model)    # what torch.compile has wrapped
     with contextlib.ExitStack() as stack:
         if is_ours(model):
             require(not pin, 'pin: this model has no mixture of experts')
@@ -52,18 +53,18 @@ def wrapped(model, window=None, solver='anchored', K=3, cache='first', mode='blo
         yield given
 
 
-# ----------------------------------------------------------------------------- one forward's window
+# ------------------------------------------------------------------- a window in one forward pass
 
 class Replay:
-    "A window of layers in one forward, which calls them as the model has just called them."
+    "Calls the layers of a window as the model has called them in this forward pass."
 
     def __init__(self, x, cache, layers, window):
         self.x = x                  # the stream before the window
-        self.plain = x              # what the model itself has made of it so far
-        self.calls = {}             # {layer: a function of x, its call with all other arguments}
-        self.routed = {}            # {router: its answer in the first evaluation}
+        self.plain = x              # the stream after the layers that the model has called so far
+        self.calls = {}             # {layer: a function of x with the model's other arguments}
+        self.routed = {}            # {router: its output in the first evaluation}
         self.cache, self.depth, self.start = cache, 0, 0
-        self.is_forgotten = False   # does the cache keep the next evaluation, and not the first?
+        self.is_forgotten = False   # True: the cache keeps the next evaluation, not the first
         self.slots = []
         if cache is not None:
             self.slots = slots_of(cache, [layers.index(layer) for layer in window.items])
@@ -71,11 +72,11 @@ class Replay:
         self.before = self.held()
 
     def __call__(self, x, layers, depth=None):
-        "The stream after the window's layers."
+        "Return the stream after the window's layers."
         if x is self.x:
             return self.plain       # the first evaluation
         after = self.held()
-        self.put_back(self.before)  # each evaluation sees the cache as this forward found it
+        self.put_back(self.before)  # each evaluation sees the cache as it was at first
         for layer in layers:
             x = stream_of(self.calls[layer](x))
         if not self.is_forgotten:
@@ -89,10 +90,11 @@ class Replay:
         self.is_forgotten = True
 
     def held(self):
-        "What the slots of the cache hold now. (An update gives a slot other tensors.)"
+        "Return what the slots of the cache hold now. (An update gives a slot new tensors.)"
         return [dict(vars(slot)) for slot in self.slots]
 
     def put_back(self, held):
+        "Let the slots of the cache hold what `held` has returned earlier."
         for slot, values in zip(self.slots, held):
             vars(slot).clear()
             vars(slot).update(values)
@@ -100,20 +102,21 @@ class Replay:
 
 @contextlib.contextmanager
 def replaying(window, layers, pin):
-    "Inside a `with`, the window's layers are run by it."
-    now = threading.local()         # each thread that runs the model has a Replay of its own
+    "Inside this `with`, a Window runs its layers, which are layers of a model of transformers."
+    now = threading.local()         # each thread that runs the model has its own Replay
 
     def call_layer(layer, ordinary, *args, **kwargs):
         x, *args = args or [kwargs.pop('hidden_states')]
         call = lambda x: ordinary(x, *args, **kwargs)
         if layer is window.items[0]:
-            caches = [each for each in (*args, *kwargs.values()) if hasattr(each, 'get_seq_length')]
+            caches = [value for value in (*args, *kwargs.values())
+                      if hasattr(value, 'get_seq_length')]
             now.run = Replay(x, caches[0] if caches else None, layers, window)
         run = getattr(now, 'run', None)
         require(run and x is run.plain, 'the model changes the stream between the layers of this '
                 'window, as for an image: choose another window')
         require(not (pin and layer.training and getattr(layer, 'gradient_checkpointing', False)),
-                'pin: what gradient checkpointing computes again is not pinned: turn it off')
+                'pin does not work with gradient checkpointing, which computes again: turn it off')
         run.calls[layer] = call
         output = call(x)
         run.plain = stream_of(output)
@@ -137,7 +140,8 @@ def replaying(window, layers, pin):
         for layer in window.items:
             stack.enter_context(called_by(call_layer, layer))
         routers = [router for layer in window.items for router in routers_of(layer)]
-        require(routers or not pin, 'pin: no router (`gate` or `router`) stands beside experts')
+        require(routers or not pin, 'pin: these layers have no router (`gate` or `router`) next to '
+                'experts')
         for router in routers if pin else ():
             stack.enter_context(called_by(call_router, router))
         yield
@@ -145,12 +149,12 @@ def replaying(window, layers, pin):
 
 @contextlib.contextmanager
 def called_by(call, module):
-    """Inside a `with`, module(...) is call(module, its ordinary call, ...). Python looks up what a
-    call does in an object's class, so meanwhile the module is of a subclass."""
+    """Inside this `with`, module(...) is call(module, the ordinary call, ...). Python looks up a
+    call in the class of an object, so until the end the module has a subclass as its class."""
     kind = type(module)
     require(not hasattr(kind, 'is_wrapped'), 'a layer of this window is wrapped already')
 
-    @torch.compiler.disable         # what it runs depends on the step of a solver
+    @torch.compiler.disable         # it runs something else in each step of a solver
     def __call__(self, *args, **kwargs):
         return call(self, functools.partial(kind.__call__, self), *args, **kwargs)
 
@@ -172,23 +176,26 @@ def called_by(call, module):
 # -------------------------------------------------------------------- what differs between families
 
 def stream_of(output):
+    "Return the stream in a layer's output, which may be a tuple."
     return output[0] if isinstance(output, tuple) else output
 
 
 def layers_of(model):
-    "The layers of a model: of ours, or the list of modules that is as long as the config says."
+    """Return the layers of a model. In a model of transformers they are the list of modules that is
+    as long as the config's number of layers."""
     if is_ours(model):
         return list(model.layers)
     name = type(model).__name__
     require(hasattr(getattr(model, 'config', None), 'get_text_config'),
-            f'{name} is neither a model of ours nor a decoder of transformers')
+            f'{name} is neither an LM of model.py nor a decoder of transformers')
     config = model.config.get_text_config()
     n = getattr(config, 'num_hidden_layers', None)
-    lists = [each for each in model.modules() if isinstance(each, torch.nn.ModuleList)
-             and len(each) == n]
+    lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)
+             and len(module) == n]
     require(len(lists) == 1 and not config.is_encoder_decoder
             and not getattr(config, 'num_kv_shared_layers', 0),
-            f'{name} is no decoder with one list of {n} layers, each with its own keys and values')
+            f'{name} is not a decoder with one list of {n} layers, each with its own keys and '
+            'values')
     return list(lists[0])
 
 
@@ -196,15 +203,16 @@ ATTENTION = 'attention', 'full_attention', 'sliding_attention', 'chunked_attenti
 
 
 def check_kinds(config, a, b):
+    "Refuse a window with layers that are not attention layers."
     kinds = getattr(config, 'layer_types', None) or getattr(config, 'layers_block_type', None)
     for i in range(a, b + 1) if kinds else ():
         require(kinds[i] in ATTENTION, f'layer {i} is of the kind {kinds[i]}, whose state cannot '
-                'be run twice on one token: choose a window of attention layers')
+                'run twice on one token: choose a window of attention layers')
 
 
 def slots_of(cache, places):
-    "The list of slots of a KV cache, in which a window's layers have these places."
-    while len(cache.layers) <= max(places):     # a DynamicCache makes them when needed
+    "Return the slots of a KV cache. Those of a window's layers, at these places, must be growing."
+    while len(cache.layers) <= max(places):     # a DynamicCache makes slots when it needs them
         cache.layers.append(cache.layer_class_to_replicate())
     for place in places:
         slot = cache.layers[place]
@@ -214,14 +222,17 @@ def slots_of(cache, places):
 
 
 def routers_of(layer):
-    "The routers of a layer, which stand beside its experts as `gate` or `router`."
-    beside = [getattr(module, name, None) for module in layer.modules()
-              if hasattr(module, 'experts') for name in ('gate', 'router')]
-    return [each for each in beside if isinstance(each, torch.nn.Module)]
+    "Return the routers of a layer: the modules `gate` or `router` next to `experts`."
+    found = [getattr(module, name, None) for module in layer.modules()
+             if hasattr(module, 'experts') for name in ('gate', 'router')]
+    return [module for module in found if isinstance(module, torch.nn.Module)]
 
 
 def refuse_insights(model, args, kwargs):
+    "Refuse to return what a wrapped layer has several of in one forward pass."
     for name in ('output_hidden_states', 'output_attentions', 'output_router_logits'):
-        asked = kwargs.get(name)
-        asked = getattr(model.config, name, False) if asked is None else asked
-        require(not asked, f'{name}: a wrapped layer has several: ask the model as it is')
+        is_wanted = kwargs.get(name)
+        if is_wanted is None:
+            is_wanted = getattr(model.config, name, False)
+        require(not is_wanted, f'{name}: a wrapped layer has several of them: leave the `with` for '
+                'it')

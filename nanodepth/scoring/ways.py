@@ -11,7 +11,7 @@ import math
 import shlex
 from dataclasses import dataclass, fields
 
-from nanodepth.common.whose import is_ours
+from nanodepth.common.origin import is_ours
 from nanodepth.loop import fit_loop, in_order
 from nanodepth.model import Refused, Span, require, spans_in, unrolled
 from nanodepth.models.checkpoint import cost_of
