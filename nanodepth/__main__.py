@@ -1,8 +1,8 @@
-"""The entry point: it finds a command by its name, and turns a user's mistake into one line.
-In a clone without an install, write `python -m nanodepth` instead of `nanodepth`.
+"""Run a command by its name, and turn a user's mistake into one line. In a clone without an
+install, write `python -m nanodepth` instead of `nanodepth`.
     nanodepth                       # lists the commands
-    nanodepth sample out/lidas      # runs one of them (with --help it lists the options)
-    nanodepth mine.py sample out/mine   # the same, after mine.py has been run: its Spans are known
+    nanodepth sample out/lidas      # runs a command (with --help it lists the options)
+    nanodepth mine.py sample out/mine   # the same, after running mine.py, so its Spans are known
 """
 import ast
 import importlib
@@ -22,11 +22,12 @@ COMMANDS = {        # name: (module, what it does)
     'probe': ('commands.probe', 'which layers do models use? pictures and numbers'),
 }
 HERE = Path(__file__).parent
-# where the options are that several commands share
+# the files with options that several commands share
 SHARED = dict(Ways='scoring/ways.py', ScoreOptions='scoring/rows.py', Config='training/plan.py')
 
 
 def main(name=None, argv=None):
+    "Run the command `name` with these words, or what the words on the command line name."
     own_files = []
     if argv is None:            # a command line, and not a call from Python
         argv = sys.argv[1:]
@@ -54,7 +55,7 @@ def main(name=None, argv=None):
         try:
             importlib.import_module(f'nanodepth.{COMMANDS[name][0]}').main(argv)
         finally:
-            sys.stdout.flush()      # in here: a pipe may be closed already
+            sys.stdout.flush()      # inside `refusals`, because a pipe may be closed already
 
 
 def print_help(name):
@@ -71,8 +72,8 @@ def print_help(name):
 
 
 def run_own_file(path):
-    """Run a file of the user's, so that its Spans, solvers and measures are known to the command.
-    Its function `metric`, if there is one, becomes the measure `metric`."""
+    """Run a file of the user, so that the command knows its Spans, solvers and measures. If the
+    file has a function `metric`, that becomes the measure `metric`."""
     from nanodepth.common.options import lent_names
     from nanodepth.training.settings import find, run_file
     file = find(path).resolve()

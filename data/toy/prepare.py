@@ -1,26 +1,28 @@
-"""The toy data: real text that every Python installation carries, and generated documents of
+"""Make the toy data: real text that every Python installation has, and generated documents of
 reasoning primitives.
 
-Text is the standard library's source code and its documentation strings. The primitives are the
-papers' two kinds, in a form that a model of 2 million parameters learns within minutes:
+The text is the source code of the standard library and its documentation strings. The primitives
+are the papers' two kinds, in a form that a model of 2 million parameters learns within minutes:
 
     copy        a few random words, over and over             JicDqySofJicDqySofJic...
     aliases 0-3 names get values, other names get those       w7j6z1q3 bwdzejhq ?d1?w7?e6...
                 names, up to three times; then some are       (without the spaces)
                 asked for
 
-A name is a letter, a value a digit, and a question mark stands before a name that is asked for. No
-sign stands between a name and its value: with `w=7` the model has to look two places back, which it
-learns much later, and not reliably. The forms with a sign and 4 and 5 aliases stay out of the mix:
-few-shot scores and fine-tuning need something unseen.
+A name is a letter, a value is a digit, and a question mark precedes the name that is asked for.
+There is no sign between a name and its value, because with `w=7` the model would have to look two
+tokens back, which it learns much later, and not reliably. Forms with a sign, and 4 and 5 aliases,
+are left out of the mix, because few-shot scores and fine-tuning need something unseen.
 
-What cannot be known has mask 0, so that it does not count in the loss: the statements, the first
-appearance of a word, which name is asked for. Every document of primitives has 64 tokens, so that
-windows of 64, 128, ... hold whole ones. Training and validation share no file and no document.
+Tokens that cannot be predicted have mask 0, so they do not count in the loss: the statements, the
+first appearance of a word, and the name that is asked for. Every document of primitives has 64
+tokens, so that windows of 64, 128, ... tokens have complete documents. Training and validation
+share no file and no document.
 
-In the validation split, answers are marked with their kind: in copying every repeated word, in a
-chain only the first question, which always asks for one of its last names. Later answers are easier
-(if w has been asked for, b needs one look less) and count only in the loss.
+In the validation split, answers are marked with their kind. In copying, every repeated word is an
+answer. In a chain, only the answer to the first question is marked, which always asks for one of
+the last names. Later questions are easier (if w has been asked for, b needs one look-up less), and
+count in the loss alone.
 
     python data/toy/prepare.py          # a minute, no network: writes data/toy
     python data/toy/prepare.py --aliases=0-5 --out=data/toy_deep
@@ -42,15 +44,15 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-END_OF_TEXT = 256       # tokens are bytes, and this one
+END_OF_TEXT = 256       # tokens are the bytes 0 to 255, and this one
 SIZE = 64           # tokens of a document, with the end-of-text token before it
-# marks 1, 2, ...; with four values, five aliases take 24 letters
+# the names of the marks 1, 2, ... (with four values, five aliases take 24 of the 26 letters)
 KINDS = ['text', 'copy', *(f'aliases {n}' for n in range(6))]
-ANSWER_START = 128        # what a mark has more where an answer begins
+ANSWER_START = 128      # it is added to the mark of an answer's first token
 COPIES = 0.25       # of the documents of primitives; the rest are chains
 VALUES = 4          # names that get a value, and names of each further step
-FIRST = 100_000     # documents from one seed
-PIECE = 20_000      # documents from a seed of their own, after those
+FIRST = 100_000     # documents that are drawn with one seed
+PIECE = 20_000      # after these, documents for each further seed
 
 
 def seed_for(purpose):
@@ -60,7 +62,7 @@ def seed_for(purpose):
 
 
 def random_words(rng, n):
-    "n different words of three letters."
+    "Return n different words of three letters."
     words = []
     while len(words) < n:
         word = ''.join(rng.choice(string.ascii_lowercase) for _ in range(3))
@@ -70,7 +72,8 @@ def random_words(rng, n):
 
 
 def copy(rng):
-    "Pieces (text, can it be known, its kind if it is an answer) of a copying document."
+    """Yield the pieces of a copying document: (text, whether it can be predicted, its kind if it is
+    an answer)."""
     period = [word.capitalize() for word in random_words(rng, rng.randint(3, 9))]
     for i in range(SIZE):
         known = i > len(period)      # the first word to come back could as well have been a new one
@@ -78,9 +81,9 @@ def copy(rng):
 
 
 def chain(rng, most, rounds):
-    """Pieces of a document that gives each value a name, then passes all values on to new names,
-    randomly matched, as often as there are aliases, up to `most`, and asks: first for one of the
-    last names, then in rounds for all."""
+    """Yield the pieces of a chain. Its statements give each value a name and then, once for each
+    alias (there are up to `most`), give each name an alias at random. The first question is about
+    one of the last names, and then there are rounds of questions about all names."""
     aliases = rng.randrange(most + 1)
     names = rng.sample(string.ascii_lowercase, (aliases + 1) * VALUES)
     level = dict(zip(names, rng.sample(string.digits, VALUES)))
@@ -101,7 +104,7 @@ def chain(rng, most, rounds):
 
 
 def document(rng, most, rounds):
-    "One document as (tokens, mask, marks), SIZE of each."
+    "Return a document as (tokens, mask, marks), SIZE numbers each."
     tokens, mask, marks = [END_OF_TEXT], [0], [0]
     pieces = copy(rng) if rng.random() < COPIES else chain(rng, most, rounds)
     for text, known, kind in pieces:
@@ -114,7 +117,7 @@ def document(rng, most, rounds):
 
 
 def rows(seed, n, most, rounds, held_out):
-    "n documents that are not held out: (3, n, SIZE)."
+    "Return n documents that are not held out: (3, n, SIZE)."
     rng = random.Random(seed)
     made = np.empty((3, n, SIZE), np.uint16)
     for i in tqdm(range(n), unit=' documents'):
@@ -126,8 +129,8 @@ def rows(seed, n, most, rounds, held_out):
 
 
 def documents(split, n, most, held_out):
-    """n documents of a split. The first draw SIZE rounds of questions, nearly all of them for
-    nothing: with fewer, data/toy would be another one."""
+    """Return n documents of a split. The first ones draw SIZE rounds of questions, most of which
+    are cut off. Drawing fewer would change the documents of data/toy."""
     work = [(seed_for(f'toy {split}'), min(n, FIRST), most, SIZE, held_out)]
     work += [(seed_for(f'toy {split} {i}'), min(PIECE, n - first), most, 5, held_out)
              for i, first in enumerate(range(FIRST, n, PIECE))]

@@ -1,1 +1,1 @@
-"One command per file: nanodepth NAME."
+"The commands of `nanodepth`, one in each file."

@@ -1,1 +1,1 @@
-"What everything uses: refusals and files."
+"Refusals, files and options, which all commands use."

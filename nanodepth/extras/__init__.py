@@ -1,1 +1,1 @@
-"The evidence: what the study runs, how it is judged, and the tables that show it."
+"Extras that no other part of the package imports: a page to play with a toy."

@@ -1,1 +1,1 @@
-"A path to a model and back: ours, Hugging Face's."
+"Open and write models: runs of train.py, and Hugging Face folders."

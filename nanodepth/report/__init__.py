@@ -1,1 +1,1 @@
-"Numbers as tables, CSV files and pictures; no model is opened here."
+"Turn numbers into tables, CSV files and pictures. No model is opened here."

@@ -1,1 +1,1 @@
-"A model to scores: ways of running it, likelihoods, data, lm-eval."
+"Score a model: ways of running it, likelihoods, data, lm-eval."

@@ -1,1 +1,1 @@
-"Text becomes tokens, and tokens a dataset, which train.py's Loader reads."
+"Turn text into tokens, and tokens into a dataset that train.py's Loader reads."

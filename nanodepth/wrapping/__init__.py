@@ -1,1 +1,1 @@
-"The wrapper for models of other families, and more solvers for it."
+"Wrap models of other families, and define more solvers for the wrapper."
