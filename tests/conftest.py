@@ -1,4 +1,4 @@
-"""Fixtures. One thread for each process, because two workers share two cores."""
+"""Fixtures for all tests. Each process uses one thread, because two workers share two cores."""
 import gc
 import json
 import os

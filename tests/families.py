@@ -1,6 +1,7 @@
-"""Tiny random checkpoints of transformers' decoder families: 6 layers of width 32. Their weights
-are large, so that a loop changes something; a test on nearly linear layers would see nothing.
-"""
+"""Make tiny random checkpoints of transformers' decoder families: 6 layers of width 32.
+
+Their weights are large, so that a loop changes the result. With nearly linear layers a test would
+see no difference."""
 import torch
 
 LLAMA3 = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,     # of rotary frequencies

@@ -1,4 +1,4 @@
-"What several files of tests share: a saved run, processes, what a run leaves, what a command says."
+"Functions that several files of tests use: saved runs, processes, what a command prints."
 import contextlib
 import copy
 import json

@@ -1,6 +1,5 @@
-"""What a GPU would run, seen from a CPU: in which type layers compute, what is compiled, and which
-share of the peak is said. (tests/by_hand/gpu.py asks a GPU.)
-"""
+"""Test on a CPU what would run on a GPU: the type in which layers compute, what is compiled, and
+the printed share of the peak. (tests/by_hand/gpu.py runs on a GPU.)"""
 from dataclasses import replace
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"The book stands alone, in an empty folder; and its reader of settings, which every command uses."
+"Test that the book works alone in an empty folder, and how settings are read."
 import os
 import re
 import runpy

@@ -1,6 +1,5 @@
-"""Checkpoints: what is saved comes back, and a bad file is refused. And no command writes over a
-file of somebody else: it says a line before the work.
-"""
+"""Test checkpoints: what is saved can be read again, and a bad file is refused. No command writes
+over a file of somebody else: it refuses before the work."""
 import gc
 import math
 import os

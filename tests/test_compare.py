@@ -1,8 +1,8 @@
-"""A comparison: what its lines mean, and that a row is of what stands in it.
+"""Test compare.
 
-Promised: the first arm's partner has the steps that the other one's FLOPs pay for; what is whole is
-not trained again, and what would now be made of something else is refused before a run; a row says
-what evaluate says; a run that fails is named and in no mean.
+Promised: the partner of the first arm has as many steps as the other arm's FLOPs pay for. A
+complete run is not trained again, and an edited one is refused. A row is the row that evaluate
+computes. A run that fails is named, and is left out of all means.
 """
 import contextlib
 import os

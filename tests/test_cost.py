@@ -1,5 +1,5 @@
-"""What a run costs before it begins: every run of docs/FIGURES.md can be planned without its data,
-and costs what it then logs."""
+"""Test the cost that is computed before a run begins: each run of docs/FIGURES.md can be planned
+without its data, and costs what its log then records."""
 import math
 import re
 

@@ -1,8 +1,8 @@
-"""Data: from text to tokens to batches, and questions whose answers can be worked out.
+"""Test data: from text to tokens to batches, and questions whose answers can be worked out.
 
 A batch, a split and a mixture are each compared with a slow form. A question is solved by reading
-it. The toy data and the questions are what they were. A dataset is the same bytes whatever the
-number of processes, and after a kill.
+it. The toy data and the questions have not changed. A dataset has the same bytes for any number of
+processes, and after a kill.
 """
 import gzip
 import hashlib

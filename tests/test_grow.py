@@ -1,4 +1,4 @@
-"grow.py: which layer a grown one is a copy of, and that growing is untied looping."
+"Test grow.py: the layer from which each layer of a grown model is copied, and untied looping."
 import copy
 import json
 from itertools import chain

@@ -1,6 +1,5 @@
-"""Hugging Face checkpoints: in and out, ours and the authors', looped and in another order. Other
-families, and loops of them: test_windows.py.
-"""
+"""Test Hugging Face checkpoints: reading and writing, in our and in the authors' format, looped and
+in other orders. (Models of other families, and windows in them: test_windows.py.)"""
 import builtins
 import inspect
 import json

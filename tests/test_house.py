@@ -1,4 +1,4 @@
-"The house, its front page and its course: what HOUSE, README and COURSE promise is so."
+"Test what HOUSE, README and COURSE promise about files, names and imports."
 import ast
 import contextlib
 import io

@@ -1,4 +1,4 @@
-"Each file in config/ideas/ trains, resumes, branches, is asked, and is exported."
+"Test that each file in config/ideas/ trains, resumes, branches, is scored and is exported."
 import dataclasses
 import signal
 from pathlib import Path

@@ -1,4 +1,4 @@
-"loop.py: the same layers several times, in an order that has a notation."
+"Test loop.py: orders with repeats, and their notation."
 import pytest
 import torch
 from helpers import state_of

@@ -1,4 +1,4 @@
-"model.py: one Transformer that runs its layers in any order."
+"Test model.py: one Transformer that runs its layers in any order."
 import copy
 import math
 

@@ -1,4 +1,4 @@
-"The page of toys: what it holds, its arithmetic in node beside torch's, and what it refuses."
+"Test the page of toys: what it contains, its arithmetic in node against torch, what it refuses."
 import json
 import re
 import shutil

@@ -1,6 +1,4 @@
-"""probe.py: which layers a model really uses, by taking them away. The tuned lens. And the page of
-`nanodepth probe`, for which what is noted is not measured again.
-"""
+"Test probe.py, which finds the layers that a model uses, the tuned lens, and `nanodepth probe`."
 import re
 from types import SimpleNamespace
 

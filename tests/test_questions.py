@@ -1,5 +1,5 @@
-"""Real questions: rows of the package become what lm-eval's own tasks read, with their prompts; a
-checkpoint of 16 bits computes in what the device is fast at."""
+"""Test real questions: rows of a package become the questions that lm-eval's own tasks read, with
+the same prompts. A checkpoint of 16 bits computes in the type in which the device is fast."""
 import json
 import runpy
 

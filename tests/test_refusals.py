@@ -1,7 +1,7 @@
-"""What an honest user gets wrong: each is one line, with status 2 and without a traceback.
+"""Test that an honest user's mistake is refused in one line, with status 2 and without a traceback.
 
-A row is a command with its arguments, and words that the line must hold. `nowhere` is no folder, so
-what a row of it says is said before a model is opened.
+A row is a command with its arguments, and words that the line must have. `nowhere` is not a folder,
+so a row with it is refused before any model is opened.
 """
 from pathlib import Path
 

@@ -1,7 +1,7 @@
-"""What is shown of runs: text, pictures, tables over seeds, and the tests of changes.
+"""Test what is shown of runs: text, pictures, tables over seeds, and the tests of changes.
 
-Promised: sampling is seeded and loops; a run and several have a picture; the table by hand, with
-errors over the seeds; paired tests against every sign tried one by one.
+Promised: sampling has a seed, and loops. One run and several runs have a picture. The table is as
+computed by hand, with intervals over the seeds. Paired tests agree with all signs tried one by one.
 """
 import json
 import math

@@ -1,4 +1,4 @@
-"A run that is stopped or killed ends as if it had not been; no run, log or dataset is lost."
+"Test that a stopped or killed run ends as if nothing had happened, and that nothing is lost."
 import dataclasses
 import functools
 import math

@@ -1,4 +1,4 @@
-"retrofit.py: a pretrained model made recurrent, with a prelude, a core and a coda."
+"Test retrofit.py: a pretrained model becomes recurrent, with a prelude, a core and a coda."
 import math
 import statistics
 from types import SimpleNamespace

@@ -1,9 +1,10 @@
-"""Scoring: one way of running, one score, one order of asking.
+"""Test scoring: ways of running, scores, and the order in which they are computed.
 
-Promised: a way of running does what it says on every kind of model, costs what it says and is
-undone; answers are scored as an option at a time would be, and what is not a number is no score;
-lm-eval's own `hf` gives our scores on our exports; a change has the error of pairs; a sweep chooses
-by one half and judges by the other; what was measured stands in the CSV before the next way.
+Promised: a way of running does what it is called on every kind of model, has the cost that it
+reports, and is undone. Options are scored as if one were read at a time, and what is not a number
+is not a score. lm-eval's own `hf` computes the same scores on our exports. The error of a change is
+that of pairs. A sweep chooses with one half of the answers and judges with the other. Rows are in
+the CSV file before the next way begins.
 """
 import json
 import math

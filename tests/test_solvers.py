@@ -1,4 +1,4 @@
-"Every solver by itself, on maps of which the result is known. In a model: test_windows.py."
+"Test each solver on maps whose result is known. (In models: test_windows.py.)"
 import functools
 import math
 

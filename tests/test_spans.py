@@ -1,4 +1,4 @@
-"Spans with weights, losses of one's own, and what both may rely on."
+"Test Spans with weights, losses of a user, and what both may rely on."
 import copy
 import gc
 import json

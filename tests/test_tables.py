@@ -1,4 +1,4 @@
-"The tables of the pages are what docs/results/tables.py makes of the rows beside it."
+"Test that the tables of the pages are what docs/results/tables.py makes from the rows."
 import pytest
 
 from docs.results import tables

@@ -1,4 +1,4 @@
-"train.py: a step of training is what the plan says, and costs what the plan says."
+"Test train.py: a training step does what the plan computes, and costs what the plan computes."
 import json
 import math
 import re

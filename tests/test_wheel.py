@@ -1,4 +1,4 @@
-"""One name, `nanodepth`, lives beside anyone's files: installed from a wheel, and from a clone."""
+"Test that `nanodepth` lives next to anyone's files, installed from a wheel and from a clone."
 import os
 import subprocess
 import sys

@@ -1,8 +1,9 @@
-"""Windows: in ours, in any order, and in any decoder of transformers.
+"""Test windows in models of model.py, in any order, and in any decoder of transformers.
 
-Promised: whatever runs, with any cache, read in any pieces, is what one slow form says; outside of
-its `with` a model is as it was; what cannot be is a line. `make test` runs six families that differ
-in what they do, `make families` (FAMILIES=all) all of them in both forms of attention.
+Promised: with any cache, and a text read in any pieces, the logits are those of one slow form.
+After its `with` a model is as it was before. What is impossible is refused in one line. `make test`
+runs six families that differ in what they do, and `make families` (FAMILIES=all) runs all of them
+in both forms of attention.
 """
 import copy
 import io
