@@ -142,13 +142,13 @@ def growths(grow, start, end, block):
     return orders
 
 
-def growth_plan(grow, start, end, block, constant_steps, alpha=1.0):
+def growth_plan(grow, start, end, block, steps, alpha=1.0):
     """Return the growths from `start` layers to `end` as [(step, order), ...]: at the beginning of
-    this step the model becomes untie(model, order). The model has its full depth when the decay
-    begins. The steps before that, including the warm-up, are the `constant_steps`."""
+    this step the model becomes untie(model, order). `steps` are those before the decay, including
+    the warm-up, and when they end the model has its full depth."""
     orders = growths(grow, start, end, block)
-    lengths = prop_schedule(constant_steps, 1 + len(orders), alpha)
-    require(min(lengths) >= 1, f'{constant_steps} steps before the decay are too few for '
+    lengths = prop_schedule(steps, 1 + len(orders), alpha)
+    require(min(lengths) >= 1, f'{steps} steps before the decay are too few for '
             f'{len(lengths)} stages from {start} to {end} layers')
     return [(sum(lengths[:i]), order) for i, order in enumerate(orders, 1)]
 

@@ -59,7 +59,8 @@ class ModelConfig:
         self.head_dim = self.head_dim or self.n_embd // self.n_head
         self.n_kv_head = self.n_kv_head or self.n_head
         self.ffn_dim = self.ffn_dim or 32 * math.ceil(self.n_embd * 8 / 3 / 32)
-        require(self.head_dim % 2 == 0, f'head_dim={self.head_dim}: rotary positions turn pairs')
+        require(self.head_dim % 2 == 0, f'head_dim={self.head_dim} must be even, because rotary '
+                'positions turn pairs of channels')
         require(self.n_head % self.n_kv_head == 0, 'n_kv_head does not divide n_head')
 
 
@@ -152,10 +153,10 @@ class Block(nn.Module):
 class Pass:
     """One forward pass of a model: run(x, items) is the stream x after these items of an order.
 
-    cache   a dict, which is {} for a new text. When a pass ends, its tokens are in the cache, and
-            the next pass continues after them. The cache is {(depth, layer): (keys, values)},
-            because a layer that runs twice reads another stream each time. Under 'order', LM.hidden
-            stores the order that filled the cache
+    cache   a dict, which is {} for a new text. LM.hidden adds the keys and values of the new tokens
+            after the pass, and the next pass continues after them. The cache is {(depth, layer):
+            (keys, values)}, because a layer that runs twice reads another stream each time. Under
+            'order', LM.hidden stores the order that filled the cache
     tap     a function tap(depth, part, x, update), where part is 'attn' or 'mlp'. It sees the
             update that a sublayer adds to the stream x, and returns what is added instead
     notes   a dict in which a Span leaves what your own loss reads, such as the stream after each
@@ -369,7 +370,8 @@ class LM(nn.Module):
             span.train(self.training)
 
     def train(self, mode=True):
-        "Do what nn.Module.train does, including for Spans without weights, which no submodule has."
+        """Do what nn.Module.train does, including for Spans without weights, which are not
+        submodules."""
         super().train(mode)
         self.set_mode(self.order)
         return self
@@ -391,7 +393,7 @@ class LM(nn.Module):
         """Return the logits (B, T, V). With targets (B, T), return the mean loss instead, or
         loss(model, tokens, targets) if you give a loss of your own."""
         if loss is not None:            # called in here, because DDP sees only what forward does
-            assert order is cache is tap is None, 'a loss of your own decides how the model runs'
+            assert order is cache is tap is None, 'with loss=, leave out order, cache and tap'
             return loss(self, tokens, targets)
         x = self.hidden(tokens, order, cache, tap)                              # (B, T, C)
         return self.head(self.norm(x)) if targets is None else self.mean_loss(x, targets)
@@ -436,10 +438,10 @@ class LM(nn.Module):
         return sum(p.numel() for p in self.parameters())
 
     def flops_per_token(self, order=None, context=None):
-        """Return the training FLOPs of one token: 6 for each weight that multiplies it, and for
-        each layer that runs 12 T (heads x head_dim) for the two products of attention, in rows of T
-        = `context` tokens (None: the longest). The head counts, but embedding and norms do not, as
-        in the paper's Table 7."""
+        """Return the training FLOPs of one token: 6 for each weight that multiplies it, plus 12 x T
+        x heads x head_dim for the two products of attention in each layer that runs, in rows of T =
+        `context` tokens (None: the longest). The head counts, but embedding and norms do not, as in
+        the paper's Table 7."""
         order = self.order if order is None else order
         return 6 * self.head.weight.numel() + self.flops_of(order, context or self.config.context)
 

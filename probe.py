@@ -30,10 +30,10 @@ ROWS = 20       # as many prompts as in Figure 1B of the first paper
 
 @torch.no_grad()
 def depth_score(model, tokens, boundaries=None):
-    """Return the depth score and w, (D,). For w[d], layer d is erased at the tokens up to t, and
-    the predicted probabilities of later tokens move. w[d] is the largest move over all t and all
-    later tokens, averaged over the rows. (w of the last layer is 0, because no attention follows
-    it.) The score is the mean of the depths d, weighted by w[d]."""
+    """Return the depth score and w, (D,). For w[d], the layer at depth d is erased at the tokens up
+    to t, and the predicted probabilities of later tokens move. w[d] is the largest move over all t
+    and all later tokens, averaged over the rows. (w of the last layer is 0, because no attention
+    follows it.) The score is the mean of the depths d, weighted by w[d]."""
     plain = as_it_is(model, tokens)
     D = len(unrolled(model.order))
     B, T = tokens.shape

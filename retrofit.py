@@ -72,8 +72,8 @@ class Core(Span):
         layers, rope = run.layers, run.rope
 
         def step(s, e, depth):
-            # The backward pass may compute this again, when a Span around the core has put the
-            # ordinary layers and positions back.
+            # With `recompute`, the backward pass calls this later, when a Span around the core may
+            # have restored the usual layers and positions. So they are set here.
             run.layers, run.rope = layers, rope
             return self.step(run, s, e, depth)
 
@@ -125,7 +125,7 @@ class Core(Span):
 
 
 def core_of(model):
-    "Return the Core in a model's order, or None. (A model of transformers has no order.)"
+    "Return the Core in a model's order, or None. (A model of Hugging Face has no order.)"
     spans = spans_in(getattr(model, 'order', ()))
     return next((span for span in spans if isinstance(span, Core)), None)
 
@@ -155,7 +155,8 @@ def parts_of_shape(shape, n_layer):
                 f'the shape {shape} has more layers than the model, which has {n_layer}')
         end = n_layer - coda
         parts = [*range(prelude)], [*range(end - core, end)], [*range(end, n_layer)]
-    require(len(parts) == 3 and len(parts[1]) >= 1, f'the shape {shape} has no layers in its core')
+    require(len(parts) == 3, f'the shape {shape} must have three parts')
+    require(len(parts[1]) >= 1, f'the shape {shape} has no layers in its core')
     layers = [i for part in parts for i in part]
     require(len({*layers}) == len(layers) and {*layers} <= {*range(n_layer)},
             f'the shape {shape} must name layers from 0 to {n_layer - 1}, and none of them twice')
@@ -166,8 +167,8 @@ def parts_of_shape(shape, n_layer):
 
 def sample_recurrence(mean_r, generator):
     """Return r for a training step: 1 + Poisson(rate), where the rate is lognormal with the mean
-    mean_r. So r has the mean mean_r + 1, as in the authors' code, which counts it as mean_r. (The
-    authors draw r for each micro-batch.)"""
+    mean_r. So the mean of r is mean_r + 1. The authors' code does the same, and calls it mean_r.
+    (The authors draw r for each micro-batch.)"""
     sigma = 1 / 2           # of the rate's logarithm
     normal = torch.randn(1, generator=generator, dtype=torch.float64)
     rate = (sigma * normal + math.log(mean_r) - sigma ** 2 / 2).exp()

@@ -1,13 +1,14 @@
-"""The training loop of every run: plain, growing, looped or recurrent, on a laptop or eight GPUs.
+"""Train a model: plain, growing, looped or recurrent, on a laptop or on eight GPUs.
 
-The idea: training/plan.py decides what happens at a step from the step's number alone, and lists
-the changes of the model's order. `take_steps` does both. So a run is its config and its seed, and
-the same command continues where the run was stopped. A first reading can stop after `renew`. What
-is called from here is in training/.
+The idea: training/plan.py computes from a step's number alone what happens at the step, and lists
+the changes of the model's order. `take_steps` carries out both. So a run is its config and its
+seed, and the same command continues where the run was stopped. A first reading can stop after
+`renew`. The functions that are called from here are in training/.
 
 Papers: "Do Depth-Grown Models Overcome the Curse of Depth?", appendix A (the schedule, AdamW, the
 clipping, mixtures); "From Growing to Looping", section 5.2 (a cool-down with a loop and other
-data); "Retrofitted Recurrence", section 4.3.1 (Muon). Differs: the defaults are the toy's.
+data); "Retrofitted Recurrence", section 4.3.1 (Muon). What differs here: the defaults are for the
+toy.
 
 Usage:
     python train.py config/baseline.py --lr=2e-3        # minutes; any setting by --name=value
@@ -28,8 +29,8 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == '__main__':
-    # These must be set before torch is loaded, which takes seconds. Threads of torch that wait are
-    # busy, and would slow down another run on this machine: 1,000 turns are enough.
+    # This must be set before torch is loaded. Waiting threads of torch spin, which slows down other
+    # runs on this machine, so let them spin only 1,000 times.
     os.environ.setdefault('GOMP_SPINCOUNT', '1000')
     # Until there is something to save, Ctrl-C just ends the process.
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))
@@ -55,15 +56,15 @@ from training.start import MADE_THE_MODEL, Past, differences, start
 
 @dataclass
 class Run:
-    "All that a run holds in memory. `change` gives it another model, a step adds to its past."
-    c: Config                   # with what the model decides
+    "Everything that a run has in memory. `change` exchanges the model, and a step adds to `past`."
+    c: Config                   # the settings, completed by those that the model decides
     machine: Machine
     data: dict                  # Loaders: 'data', 'val' and perhaps 'cooldown_data'
-    changes: list               # where the model grows or gets another order
+    changes: list               # the steps at which the model grows or gets another order
     model: LM
     optimizers: list
     ddp: torch.nn.Module        # DDP around the model, or with one process the model itself
-    past: Past                  # what the run has behind it, which each checkpoint stores
+    past: Past                  # what the run has done so far, which each checkpoint stores
     bar: tqdm
     log: Any = None             # log.jsonl; the null device if this is not the first process
     online: Any = None          # wandb's run, or None
@@ -71,8 +72,8 @@ class Run:
 
 def train(c, open_parent=load):
     """Train to the end and return 0, or until a signal arrives and return its number. The same
-    command continues from there. open_parent(init_from) opens the parent: nanodepth's also opens
-    models of Hugging Face."""
+    command continues from there. open_parent(init_from) opens the model that the run begins with.
+    (nanodepth passes a function that opens models of Hugging Face, too.)"""
     machine = machine_of(c)
     join_processes(machine)
     run = begin(c, machine, open_parent)
@@ -81,25 +82,25 @@ def train(c, open_parent=load):
     if run.past.step == c.steps:
         report(run)
         return 0
-    say(f'stopped after step {run.past.step}, and saved: the same command continues')
+    say(f'saved and stopped after step {run.past.step}: the same command continues the run')
     return stopped_by
 
 
 def take_steps(run, signals):
-    "Take steps until the last one, or until a signal arrives. Returns its number, or 0."
+    "Take steps until the last one, or until a signal arrives. Return the signal's number, or 0."
     c, past = run.c, run.past
     stopped_by = 0
     batch = fetch(run, past.step) if past.step < c.steps else None
     while past.step < c.steps and not stopped_by:
         step = past.step
-        now = plan(c, step)
+        step_plan = plan(c, step)
         event = {}
         for due in run.changes:
-            if due.step == step > 0:            # a new model has those of step 0 already
+            if due.step == step > 0:            # a new model has the changes of step 0 already
                 event |= change(run, due)
         began = time.perf_counter()
-        with as_planned(run.model, now):
-            own_loss = backward(run, now, batch)
+        with as_planned(run.model, step_plan):
+            own_loss = backward(run, step_plan, batch)
             flops = training_flops(run.model, c.loss, c.context)       # with this step's r
         norm = torch.nn.utils.clip_grad_norm_(parameters_of(run.optimizers),
                                               c.grad_clip or math.inf)
@@ -111,24 +112,24 @@ def take_steps(run, signals):
                 f'norm {norm}. A branch continues from the last checkpoint: '
                 f'--branch_from={c.out_dir}, another --out_dir, and a lower --lr or --grad_clip')
         torch.manual_seed(seed_for(c.seed, 'optimizers', step))     # all processes draw the same
-        update(run, now.rate)
+        update(run, step_plan.rate)
         seconds, tokens = time.perf_counter() - began, c.batch_size * c.context
         past.step += 1
         past.tokens += tokens
         past.flops += int(tokens * flops)
         past.seconds += seconds
         run.bar.update()
-        log(run, now, dict(loss=loss, grad_norm=norm) | event, tokens / seconds, flops)
-        keeps = is_due(past.step, c.keep_every)
-        if keeps or is_due(past.step, c.save_every) or past.step == c.steps or stopped_by:
-            save_run(run, keeps)
+        log(run, step_plan, dict(loss=loss, grad_norm=norm) | event, tokens / seconds, flops)
+        keep_forever = is_due(past.step, c.keep_every)
+        if keep_forever or is_due(past.step, c.save_every) or past.step == c.steps or stopped_by:
+            save_run(run, keep_forever)
     return stopped_by
 
 
 def fetch(run, step):
     "Return this process's rows of a step: (tokens, targets). A target of -1 does not count."
-    now = plan(run.c, step)
-    tokens, targets, _ = run.data[now.data].batch(now.batch)
+    step_plan = plan(run.c, step)
+    tokens, targets, _ = run.data[step_plan.data].batch(step_plan.batch)
     device, cuda = run.machine.device, run.machine.cuda
     if cuda:                                        # pinned memory is sent while the GPU works
         tokens, targets = tokens.pin_memory(), targets.pin_memory()
@@ -136,38 +137,39 @@ def fetch(run, step):
 
 
 @contextlib.contextmanager
-def as_planned(model, now):
-    "Inside this `with` a core runs as often as the plan says, and outside as often as the config."
+def as_planned(model, step_plan):
+    "Inside this `with`, a core runs as often as the plan of the step says, and then as before."
     core = core_of(model)
     if core is None:
         yield
         return
-    config_says = core.r, core.backprop_depth
-    core.r, core.backprop_depth = now.r, now.backprop_depth
+    r_and_depth = core.r, core.backprop_depth
+    core.r, core.backprop_depth = step_plan.r, step_plan.backprop_depth
     yield
-    core.r, core.backprop_depth = config_says
+    core.r, core.backprop_depth = r_and_depth
     core.generators = None
 
 
-def backward(run, now, batch):
-    """Compute the gradients of this process's rows, in pieces. Returns its share of the loss: the
-    sum over its targets, divided by the number of all processes' targets."""
+def backward(run, step_plan, batch):
+    """Compute the gradients of this process's rows, in pieces. Return its share of the loss: the
+    sum over its targets, divided by the number of targets of all processes."""
     pieces, size = run.c.grad_accum, run.machine.size
     n_targets = (batch[1] != -1).sum()
     if size > 1:
-        torch.distributed.all_reduce(n_targets)     # on the device: nothing waits for it
+        torch.distributed.all_reduce(n_targets)     # on the device, so nothing waits for it
     loss = 0.0
-    row = run.machine.rank * len(batch[0])  # the number of its first row in the whole batch
+    row = run.machine.rank * len(batch[0])  # the number of the first row in the whole batch
     core = core_of(run.model)
     for i, (x, y) in enumerate(zip(*(rows.chunk(pieces) for rows in batch))):
         if core:        # first states are seeded by row, so the pieces do not matter
-            core.generators = [generator_for(run.c.seed, f'state of row {n}', now.step, x.device)
-                               for n in range(row, row + len(x))]
-        run.ddp.require_backward_grad_sync = i == pieces - 1        # as DDP.no_sync() sets it
+            core.generators = [
+                generator_for(run.c.seed, f'state of row {n}', step_plan.step, x.device)
+                for n in range(row, row + len(x))]
+        run.ddp.require_backward_grad_sync = i == pieces - 1        # what DDP.no_sync() sets
         # what a Span or a loss draws, such as a number of iterations, is the same for all rows
-        torch.manual_seed(seed_for(run.c.seed, 'a Span', now.step))
+        torch.manual_seed(seed_for(run.c.seed, 'a Span', step_plan.step))
         with run.machine.autocast():
-            # A loss is a mean. Times its targets it is a sum, which is 0 if no target counts.
+            # A loss is a mean over targets. Times their number it is a sum, or 0 without targets.
             share = run.ddp(x, y, loss=run.c.loss) * (y != -1).sum() / n_targets.clamp(min=1)
         (share * size).backward()           # DDP divides gradients by the number of processes
         loss += share.detach()
@@ -185,11 +187,11 @@ def update(run, rate):
 
 
 def change(run, due):
-    """Make a change that is due: the model grows, or gets another order. Returns what the log says
-    of it."""
+    """Make a change that is due: the model grows, or gets another order. Return what the log
+    records about it."""
     before = measure(run)['val_loss']
     if due.copies and run.c.keep_stages:
-        save_run(run, keeps=True)
+        save_run(run, keep_forever=True)
     renew(run, due)
     event = dict(before=before, after=measure(run)['val_loss'])
     say(f'now {len(run.model.layers)} layers, {len(unrolled(run.model.order))} deep: the '
@@ -201,44 +203,46 @@ def change(run, due):
 
 
 def renew(run, due):
-    """Give the run its next model. If it grows, layers and what the optimizers remember are copies
-    of earlier ones. Otherwise it gets another order, perhaps with new Spans. Optimizers and DDP are
-    made again in both cases, because the parameters may be others."""
+    """Give the run its next model. If the model grows, its layers and the optimizer states are
+    copies of earlier ones. Otherwise it gets another order, perhaps with new Spans. In both cases
+    optimizers and DDP are made again, because there may be other parameters."""
     run.ddp = None          # DDP and its gradients go with the old model
     torch.manual_seed(seed_for(run.c.seed, 'growth', due.step))     # `init` and new Spans draw
     states = states_of(run.optimizers, run.model)
     if due.copies:
         run.model = untie(run.model, due.order, run.c.init)
-        states = {kind: states_of_copies(of_kind, due.order) for kind, of_kind in states.items()}
+        states = {name: states_of_copies(of_optimizer, due.order)
+                  for name, of_optimizer in states.items()}
     else:
         run.model.order = due.order
-    run.model.requires_grad_(True)      # the config's optimizer may freeze weights again
-    run.optimizers = make_optimizers(run.model, run.c)              # groups may be by depth
+    run.model.requires_grad_(True)      # an optimizer of your own may freeze weights again
+    run.optimizers = make_optimizers(run.model, run.c)      # its groups may depend on the depth
     load_states(run.optimizers, run.model, states)
     gc.collect()            # the old model's memory: compiled Blocks are reference cycles
     torch.cuda.empty_cache()
     run.ddp = compile_and_distribute(run.machine, run.model, run.c)
 
 
-def log(run, now, numbers, tokens_per_s, flops):
+def log(run, step_plan, numbers, tokens_per_s, flops):
     "Measure the model if that is due after this step, and write a line of the log."
     c, step, peak = run.c, run.past.step, run.machine.peak
     is_measured = is_due(step, c.eval_every) or step == c.steps
     measured = measure(run, c.metric) if is_measured else {}
     if not (measured or is_due(step, c.log_every) or numbers.keys() & {'grown', 'looped'}):
         return
-    recurrence = dict(r=now.r, backprop_depth=now.backprop_depth) if now.r else {}
+    recurrence = dict(r=step_plan.r, backprop_depth=step_plan.backprop_depth) if step_plan.r else {}
     memory = torch.cuda.max_memory_allocated() / 1e9 if run.machine.cuda else None
     costs = dict(
         seconds=round(run.past.seconds, 1), tokens_per_s=round(tokens_per_s),
         memory_gb=memory and round(memory, 2),
         mfu=round(flops * tokens_per_s / peak, 4) if peak else None,
         lr=run.optimizers[0].param_groups[0]['lr'],         # with muon, of the layers' matrices
-        passes=round(run.data[now.data].passes(now.batch + 1), 2))
+        passes=round(run.data[step_plan.data].passes(step_plan.batch + 1), 2))
     write_line(run, numbers | recurrence | costs, measured)
 
 
 def is_due(step, every):
+    "Return whether a step is a multiple of `every`, which is not 0."
     return bool(every) and step % every == 0
 
 
@@ -259,14 +263,14 @@ def write_line(run, line, measured):
         say(f'step {line["step"]} of {run.c.steps}: {", ".join(words)}')
 
 
-def save_run(run, keeps=False):
-    "Save the run. With `keeps`, one more checkpoint stays, under the number of its step."
-    names = [f'ckpt-{run.past.step}.pt', 'ckpt.pt'] if keeps else ['ckpt.pt']
+def save_run(run, keep_forever=False):
+    "Save the run. With `keep_forever`, also save a checkpoint named after its step."
+    names = [f'ckpt-{run.past.step}.pt', 'ckpt.pt'] if keep_forever else ['ckpt.pt']
     save(run.c.out_dir, run.model, states_of(run.optimizers, run.model), names, **vars(run.past))
 
 
 def report(run):
-    "Say what a finished run leaves, and what to type next."
+    "Print what a finished run leaves, and what to type next."
     out, flops = Path(run.c.out_dir), run.past.flops
     saving = ''
     if run.c.grow and not run.c.init_from:      # compared with all layers from the first step on
@@ -282,15 +286,15 @@ def report(run):
         say(f'The validation loss is {last["val_loss"]:.4f}, with a standard error of '
             f'{last["val_error"]:.4f}: it was measured on {last["val_rows"]:,} of '
             f'{run.data["val"].n_rows:,} rows.')
-    # probe.py does not know a user's own Spans, and a Window runs a depth several times
+    # probe.py does not know your own Spans, and a Window runs a depth several times
     more = '' if spans_in(run.model.order) else f' Next: python probe.py {out}'
     say(f'{flops:.3e} training FLOPs{saving}. Everything is in {out}.{more}')
 
 
-# --------------------------------------------------------------------------------- where it begins
+# ------------------------------------------------------------------------------ where a run begins
 
 def begin(typed, machine, open_parent):
-    "Return a Run at its next step. (training/start.py decides where it comes from.)"
+    "Return a Run before its next step. (training/start.py resumes, branches or creates it.)"
     require(not typed.wandb or importlib.util.find_spec('wandb'),
             '--wandb needs pip install wandb')
     data = open_data(typed)
@@ -308,7 +312,7 @@ def begin(typed, machine, open_parent):
                disable=machine.rank > 0 or not sys.stderr.isatty())
     ddp = compile_and_distribute(machine, model, c)
     run = Run(c, machine, data, changes(c), model, optimizers, ddp, past, bar)
-    # now, so that a bad metric fails before a folder is made
+    # already here, so that a bad metric fails before a folder is made
     measured = measure(run, c.metric) if c.metric or past.step == 0 else {}
     run.log = open_folder(beginning, data['data'].datasets)
     if c.wandb and machine.rank == 0:
@@ -325,7 +329,7 @@ def begin(typed, machine, open_parent):
 
 
 def greet(run, typed, beginning, n_new):
-    "Say what is about to happen, and what was decided."
+    "Print what is about to happen, and which settings the model decided."
     c, past, data = run.c, run.past, run.data['data']
     passes = data.passes(c.steps - (c.decay_steps if c.cooldown_data else 0))
     functions = [name for name, value in vars(c).items() if callable(value)]
@@ -333,7 +337,7 @@ def greet(run, typed, beginning, n_new):
                   if value != vars(typed)[name] and name not in MADE_THE_MODEL]
     say(f'{run.model.num_params():,} parameters, {run.machine.size} x {run.machine.device}; steps '
         f'{past.step:,} to {c.steps:,}; the data is read {passes:.2f} times')
-    say(f'functions of the config: {", ".join(functions) or "none"}; from the model: '
+    say(f'functions of the config: {", ".join(functions) or "none"}; decided by the model: '
         f'{", ".join(from_model) or "none"}')
     if beginning.origin and not beginning.is_resumed:
         # the model decides its shape, whatever was typed
@@ -341,7 +345,7 @@ def greet(run, typed, beginning, n_new):
         differ = differences(beginning.trunk, past.config, {'out_dir', *MADE_THE_MODEL, *shape})
         of_rows = 'batch_size', 'context', 'data'
         if any(beginning.trunk[name] != past.config[name] for name in of_rows):
-            differ += ' (rows are numbered as if all steps before had read such batches)'
+            differ += ' (rows are counted as if the trunk had had these settings, so some may be read twice or never)'
         anew = f'; {n_new} parameters begin with new optimizer states' if n_new else ''
         say(f'a branch of {beginning.origin} after step {past.step:,}, with '
             f'{differ or "its settings"}{anew}')

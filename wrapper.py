@@ -14,9 +14,9 @@ Paper: "Training-Free Looped Transformers", sections 2 and 3, Algorithms 3 to 5,
 small steps, but Equation 16 has K, and so has this file. The default cache is 'first'.
 
 Usage:
-    with wrapped(model, window=(3, 5), K=3, beta=0.5): model.generate(tokens, 20)
-    model.order = [0, 1, 2, Window([3, 4], K=3), 5]         # from now on
-    from nanodepth import wrapped                           # the same for a model of transformers
+    with wrapped(model, window=(3, 4), K=3, beta=0.5): model.generate(tokens, 20)   # layers 3, 4
+    model.order = [0, 1, 2, Window([3, 4], K=3), 5]         # the same, from now on
+    from nanodepth import wrapped                           # the same for a Hugging Face model
 """
 import contextlib
 import inspect
@@ -53,11 +53,11 @@ def anchored(g, x, K, beta=0.5, T=1):
 
 def euler(g, x, K, T=1, alphas=None, tol=0):
     """Take the small steps alone. `alphas` are the lengths of the K steps, in place of T/K for each
-    (the paper's Table 9). If a step moves a token's state by at most the share `tol` of its length,
-    the token takes no further steps (Table 6)."""
+    (the paper's Table 9). If a step moves a token's state by at most `tol` times the norm
+    of the state, the token takes no further steps (Table 6)."""
     require(not alphas or T == 1, 'alphas are the lengths of all steps already: leave out T')
     alphas = alphas or [T / K] * K
-    require(len(alphas) == K, f'alphas={alphas}: K={K} steps have {K} lengths')
+    require(len(alphas) == K, f'alphas={alphas} has {len(alphas)} lengths, and K={K} steps need {K}')
     moves = torch.ones_like(x[..., :1], dtype=torch.bool)                       # (B, T, 1)
     for alpha in alphas:
         before, x = x, torch.lerp(x, g(x), alpha)
@@ -126,10 +126,10 @@ class Window(Span):
 
 
 def pick_window(window, n):
-    """Return the first and the last layer of a window of n layers. A window is two layers, (3, 5)
-    or '3-5'; or 'mid4', the middle four, which is also what None means; or a share of the depth,
-    such as 0.5, which means the four layers around it. (In 36 layers, 'mid4' is 15-18, as in the
-    paper.)"""
+    """Return the first and the last layer of a window in a model of n layers. A window is two
+    layers, (3, 5) or '3-5'; or 'mid4', the middle four, which is also what None means; or a share
+    of the depth, such as 0.5, which means the four layers around it. (In 36 layers, 'mid4' is
+    15-18, as in the paper.)"""
     window = f'mid{min(4, n)}' if window is None else window
     forms = (f"window={window} must be two layers, (3, 5) or '3-5' (one layer is '3-3'), or the "
              "middle N, 'mid4', or a share of the depth with a decimal point, such as 0.5")

@@ -1,8 +1,9 @@
 """The package: `from nanodepth import wrapped`, and each file of the book as nanodepth.NAME.
 
-The files of the book import each other by bare names, such as `from model import LM`. This file
-loads each of them once, and lets it use these names while it loads. Afterwards the names mean again
-what they meant before, so a user's own model.py is not touched.
+The *book* are the files at the top of the repository, model.py to train.py, and training/. They
+import each other by bare names, such as `from model import LM`. This file loads each of them once,
+and lets it use these names while it loads. Afterwards `import model` finds what it found before, so
+a user's own model.py is not touched.
 """
 import importlib
 import sys
@@ -20,7 +21,7 @@ BOOK = ('model', 'loop', 'grow', 'retrofit', 'wrapper', 'probe', 'training', 'tr
         'training.help', 'training.settings', 'training.plan', 'training.loader',
         'training.optimizers', 'training.measure', 'training.checkpoint', 'training.start',
         'training.picture', 'train')
-NAMES = dict(wrapped='wrapping.others', load_model='models.checkpoint', save_hf='models.hf')
+LAZY_NAMES = dict(wrapped='wrapping.others', load_model='models.checkpoint', save_hf='models.hf')
 
 
 def file_of(name):
@@ -49,8 +50,8 @@ def load_book():
         if not loaded:
             spec.loader.exec_module(module)
     for name, module in before.items():
-        # The bare name gets its old meaning. If it had none, it stays only if `import NAME` would
-        # find the book's file anyway, as in a clone.
+        # The bare name gets its old module. If there was none, the book's stays only if `import
+        # NAME` would find the book's file anyway, as in a clone.
         found = PathFinder.find_spec(name.partition('.')[0])
         if module is not None:
             sys.modules[name] = module
@@ -65,7 +66,8 @@ if not (Path(sys.argv[0]).name in ('nanodepth', '-m') and IS_HELP):
 
 
 def __getattr__(name):
-    "Import what NAMES lists when it is first used."
-    if name not in NAMES:
-        raise AttributeError(f'nanodepth has no {name!r}, but {", ".join(NAMES)}')
-    return getattr(importlib.import_module(f'nanodepth.{NAMES[name]}'), name)
+    "Import what LAZY_NAMES lists when it is first used."
+    if name not in LAZY_NAMES:
+        raise AttributeError(f'nanodepth has no {name!r}: import {", ".join(LAZY_NAMES)}, or a '
+                             'module such as nanodepth.model')
+    return getattr(importlib.import_module(f'nanodepth.{LAZY_NAMES[name]}'), name)

@@ -15,7 +15,7 @@ COMMANDS = {        # name: (module, what it does)
     'sample': ('commands.sample', 'generate text from a checkpoint'),
     'play': ('extras.play', 'make a page on which you move layers and see what they do'),
     'export': ('commands.export', 'write a checkpoint as a Hugging Face folder'),
-    'evaluate': ('commands.evaluate', 'score models, run in several ways'),
+    'evaluate': ('commands.evaluate', 'score models, as they are and in other ways of running'),
     'compare': ('commands.compare', 'is an idea better, at equal tokens and FLOPs, over seeds?'),
     'cut': ('commands.cut', 'make a recurrent model of a trained one, or untie its layers'),
     'sweep': ('commands.sweep', 'try many ways of running, judge the best on other data'),
@@ -27,11 +27,11 @@ SHARED = dict(Ways='scoring/ways.py', ScoreOptions='scoring/rows.py', Config='tr
 
 
 def main(name=None, argv=None):
-    "Run the command `name` with these words, or what the words on the command line name."
+    "Run the command `name` with the words argv. Without them, both come from the command line."
     own_files = []
     if argv is None:            # a command line, and not a call from Python
         argv = sys.argv[1:]
-        for stream in (sys.stdout, sys.stderr):         # a terminal may lack a ±
+        for stream in (sys.stdout, sys.stderr):         # some terminals cannot print ±
             if hasattr(stream, 'reconfigure'):          # not in a notebook, or closed
                 stream.reconfigure(errors='replace')
     if name is None:
@@ -49,7 +49,8 @@ def main(name=None, argv=None):
     OWN_FILES[:] = own_files
     with refusals(name if name in COMMANDS else 'nanodepth'):
         if name not in COMMANDS:
-            raise Refused(f'there is no command {name!r}{nearest(name, COMMANDS)}')
+            raise Refused(f'there is no command {name!r}{nearest(name, COMMANDS)} (`nanodepth` '
+                          'alone lists the commands)')
         for path in own_files:
             run_own_file(path)
         try:

@@ -131,7 +131,7 @@ def test_every_command_reads_its_options_so(capsys):
     options = read(Options, ['a', '--K=2,3', 'b', '--out', 'x.png', 'c'], ['run', 'others'])
     assert options == Options('a', ['b', 'c'], (2, 3), Path('x.png'))
     assert read(Options, ['a', '--K=2', '--x=T'], ['run']) == Options('a', [], (2,), None, 'T')
-    for argv, message in (([], "'run' .--help lists the options"),
+    for argv, message in (([], 'run must be given .--help lists'),
                           (['a', 'b'], 'b is one word too many'),
                           (['a', '--K=2,x'], 'K=2,x must be')):
         with pytest.raises(Refused, match=message):

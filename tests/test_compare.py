@@ -151,7 +151,7 @@ def test_two_configs_and_a_partner_have_the_rows_of_evaluate(call, tmp_path, cap
     assert sorted(where(call.rows, seed=1), key=key) == sorted(rows, key=key)
     assert [row['compared with'] for row in table_of(said, 'loss')] == [
         '', 'baseline --n_layer=4', partner, '']
-    assert 'and here are 4.' in said
+    assert 'This table has 4.' in said
     rows = call.rows
     assert call(*words, '--seeds=2') == said and call.runs == [] and call.rows == rows
     # an arm that is the partner is not trained twice; one of equal FLOPs has none
@@ -309,7 +309,7 @@ def test_failed_run_is_named_and_the_tables_stand(call, tmp_path, capsys):
                       ('on', 'a, which it needs, is missing'),
                       ('less', 'a, which it needs, is missing'), ('bad', '.*4-4-4'),
                       ('short', '.*--r=2: this model has no recurrent core')):
-        assert re.search(f'{name}, seed 0, is in no mean: {why}', said), name
+        assert re.search(f'{name}, seed 0, is left out of the means: {why}', said), name
     assert len(table_of(said, 'loss')) == 1
 
 

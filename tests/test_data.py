@@ -383,7 +383,7 @@ def test_text_of_so_many_tokens(tmp_path, monkeypatch):
     put(tmp_path / 'parts', FOLDERS['parts'][0])
     put(tmp_path / 'few', {'a.md': 'x'})
     (tmp_path / 'rows.jsonl').write_text(json.dumps(dict(messages=[dict(role='user')])))
-    for name, more, message in (('few', '--workers=1', 'are too few'),
+    for name, more, message in (('few', '--workers=1', 'at least one document is needed'),
                                 ('parts', '--tokens=10K', '--tokens is for one large file'),
                                 ('few', '--chat', '--chat is for rows'),
                                 ('rows.jsonl', '--column=messages', 'not hold text, but .*--chat'),

@@ -84,6 +84,8 @@ def test_way_runs_what_it_says_and_is_undone(tiny):
             (core, dict(r=5), lambda: logits(five, TOKENS), 1 + 2 * 5 + 2),
             (nested, dict(r=5), lambda: logits(five, TOKENS), 1 + 2 * 5 + 2),
             (core, dict(r=5, window='0-0', K=2), lambda: in_window(five, (0, 0), 'rk', 2), 14),
+            (theirs, dict(window='2-3', solver='poly_blend', K=2, weights=(0.5, 0.25, 0.25)),
+             lambda: in_window(theirs, (2, 3), 'poly_blend', 2, weights=(0.5, 0.25, 0.25)), 8),
             (theirs, dict(window='2-3', K=2, mode='layer'), lambda: in_window(
                 theirs, (2, 3), 'rk', 2, mode='layer'), 8),
             (ours, dict(window='1-2', solver='naive', K=3), lambda: in_window(ours, (1, 2)), 8)):

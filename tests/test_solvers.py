@@ -118,7 +118,7 @@ def test_a_list_of_equal_steps_is_euler():
     assert torch.equal(SOLVERS['euler'](g, x, 4), SOLVERS['euler'](g, x, 4, alphas=(0.25,) * 4))
     assert torch.equal(SOLVERS['euler'](g, x, 4), SOLVERS['anchored'](g, x, 4, beta=0))
     for settings, message in (
-            (dict(solver='euler', alphas=(0.6, 0.4)), 'K=3 steps have 3 lengths'),
+            (dict(solver='euler', alphas=(0.6, 0.4)), 'has 2 lengths, and K=3 steps need 3'),
             (dict(solver='euler', alphas=(1, 1, 1), T=2), 'leave out T'),
             (dict(solver='poly_blend', weights=(0.5, 0.5)), 'K=3 needs 4 weights')):
         solver = settings.pop('solver')

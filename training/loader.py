@@ -1,4 +1,5 @@
-"""Which row is read: it follows from the seed and the row's number, so no position is ever saved.
+"""Read rows of data. A row follows from the seed and the row's number, so no position is ever
+saved.
 
 A *dataset* is a folder whose train.json and val.json list its shards. train_00000.bin holds tokens.
 Next to it there may be a .mask, with a 1 for each token that counts in the loss, and a .marks: it
@@ -9,8 +10,8 @@ their shares, such as data/text@0.9,data/toy@0.1, or without them, in equal part
 A *window* is `context` tokens of a dataset, and one more, which is only a target. *Rows* are
 numbered through the whole run, and each row holds one window. An *epoch* of a dataset ends when
 each of its windows was read once. Each epoch has its own order, which is drawn. Validation reads
-one epoch, and of a mixture as many rows as there are until one of its datasets ends. (Its order is
-drawn, too, because the toy's text is at the end of its files.)
+one epoch. For a mixture it stops when the first of the datasets is used up. (Its order is drawn,
+too, because the toy's text is at the end of its files.)
 """
 import bisect
 import functools
@@ -127,7 +128,8 @@ class Loader:
         parts = parts_of(data)
         self.datasets = [Dataset(folder, split, context) for folder, _ in parts]
         ends = np.cumsum([share for _, share in parts])
-        in_turn = (ends * PERIOD / ends[-1]).searchsorted(np.arange(PERIOD) + 0.5)  # 0, .., 1, ..
+        # for each of 1,000 rows the number of its dataset, in rising order: 0, 0, ..., 1, 1, ...
+        in_turn = (ends * PERIOD / ends[-1]).searchsorted(np.arange(PERIOD) + 0.5)
         self.quota = np.bincount(in_turn, minlength=len(parts)).tolist()    # rows of each in 1,000
         require(min([*self.quota, *(dataset.n_windows for dataset in self.datasets)]) > 0,
                 f'{data} has a dataset that is shorter than a context of {context} tokens, or '
@@ -144,7 +146,7 @@ class Loader:
             self.same_before.append(counts[d])
             counts[d] += 1
         kinds = [kind for dataset in self.datasets for kind in dataset.about['kinds']]
-        self.kinds = [*dict.fromkeys(kinds)]    # of answers, numbered through all datasets from 1
+        self.kinds = [*dict.fromkeys(kinds)]    # of answers in all datasets; the first is number 1
         self.new_marks = [self.marks_of(dataset) for dataset in self.datasets]
         self.windows_of_epoch = functools.lru_cache(1 + len(parts))(self.windows_of_epoch)
 
@@ -204,14 +206,14 @@ class Loader:
                    for quota, dataset in zip(self.quota, self.datasets))
 
     def description(self):
-        "Return what a checkpoint stores of the data, to know it again."
+        "Return what a checkpoint stores of the data, so that a resume recognizes them."
         return [dataset.about | dict(rows_of_1000=quota)
                 for dataset, quota in zip(self.datasets, self.quota)]
 
 
 def spread(quota):
-    """Return which dataset each of 1,000 rows reads, so that any first rows have nearly the shares:
-    each row goes to the dataset that is furthest behind its share."""
+    """Return the number of the dataset that each of 1,000 rows reads. Each row goes to the dataset
+    that is furthest behind its share, so the first n rows have nearly the shares, for any n."""
     counts, order = [0] * len(quota), []
     for row in range(1, PERIOD + 1):
         behind = [quota[d] * row / PERIOD - counts[d] if counts[d] < quota[d] else -PERIOD
@@ -222,5 +224,6 @@ def spread(quota):
 
 
 def draws(seed):
-    "Return numpy's RandomState, which draws the same in all versions. It takes 32 bits at once."
+    """Return numpy's RandomState, which draws the same numbers in all versions. (It takes a seed in
+    pieces of 32 bits.)"""
     return np.random.RandomState([seed >> 32, seed & 0xffff_ffff])

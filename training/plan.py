@@ -150,8 +150,8 @@ class Plan(NamedTuple):
 
 
 def plan(c, step):
-    """Return the Plan of a step. `c` must include the settings that the model decides (decided in
-    training/start.py)."""
+    """Return the Plan of a step. `c` must include the settings that the model decides (see the
+    function `decided` in training/start.py)."""
     first_of_decay = c.steps - c.decay_steps
     data, batch = 'data', step
     if step >= first_of_decay and c.cooldown_data:
@@ -162,7 +162,7 @@ def plan(c, step):
         mean_r = ramp(step, c.steps, c.recurrence, c.curriculum, c.curriculum_shape)
         r = sample_recurrence(mean_r, generator_for(c.seed, 'recurrence', step))
         most = ramp(step, c.steps, c.backprop_depth, c.backprop_curriculum)
-        backprop_depth = min(most, mean_r)      # not more than the mean of r, as the authors do
+        backprop_depth = min(most, mean_r)      # not more than mean_r, as the authors do
     return Plan(step, rate(c, step), data, batch, r, backprop_depth)
 
 
@@ -174,7 +174,7 @@ def training_flops(model, loss, context):
 
 
 def has_own_parts(model, c):
-    "Return whether a run has a loss or a Span that is not the book's."
+    "Return whether a run has a loss or a Span that is not from these files, but a user's."
     own_spans = [span for span in spans_in(model.order) if type(span) not in (Span, Core, Window)]
     return bool(c.loss or own_spans)
 

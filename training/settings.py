@@ -15,7 +15,7 @@ from training.help import print_fields
 
 def config_file(path, kinds):
     """Return {name: value} of a config: a Python file that assigns settings, and that may have
-    _private names."""
+    _private names. `kinds` is {setting: its type}."""
     file = find(path).resolve()
     require(file.suffix == '.py' and file.is_file(), f'there is no config {path}')
     return {name: setting(name, value, kinds) for name, value in vars(run_file(file)).items()
@@ -49,8 +49,8 @@ def is_private(name, value, kinds):
 
 def read(cls, argv, plain_word=config_file):
     """Return a command line as an instance of a dataclass. --name=value or --name value sets a
-    field. A word without dashes is a config, or whatever plain_word(word, kinds) makes of it, which
-    returns {field: value}."""
+    field. plain_word(word, kinds) turns a word without dashes into {field: value}. By default such
+    a word is a config."""
     if {'-h', '--help'} & {*argv}:
         print_help(cls)
     kinds = {field.name: field.type for field in fields(cls)}

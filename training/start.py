@@ -47,7 +47,7 @@ class Beginning(NamedTuple):
     states: dict                # what the optimizers remember (states_of in optimizers.py)
     is_resumed: bool
     origin: str | None          # the run that is continued: the run itself, or the trunk
-    trunk: dict                 # the settings of the run that is continued
+    trunk: dict                 # the settings of that run
     copy_tokenizer: Callable | None     # nanodepth's function, for a published tokenizer
 
 
@@ -103,7 +103,7 @@ def new(c, data, open_parent):
     if c.cut:
         require(not core_of(model), f'{c.init_from} has a core already: --cut=none')
         require(not (c.init_from and model.config.ln_scaling), 'LN-scaling would give layers the '
-                f'scale of another depth: nanodepth cut {c.init_from} {c.cut} keeps it')
+                f'scale of another depth. The command `nanodepth cut {c.init_from} {c.cut}` keeps it')
         model = surgery(model, c.cut, c.core or Core)
     past = Past(first_n_layer=len(model.layers), published=parent.get('published', False),
                 inherited_flops=parent.get('flops', 0) + parent.get('inherited_flops', 0),
@@ -131,7 +131,7 @@ def decided(c, model, past):
     if c.grow:                              # the config decides how deep the model is at the end
         names -= {'n_layer'}
         require(c.grow_from in (None, past.first_n_layer), f'grow_from={c.grow_from}, but the '
-                f'model has {past.first_n_layer} layers: leave grow_from out')
+                f'run begins with {past.first_n_layer} layers: leave grow_from out')
         c = replace(c, grow_from=past.first_n_layer)
     return replace(c, **{name: getattr(model.config, name) for name in names})
 
@@ -159,12 +159,12 @@ def set_order_of_branch(c, model, past):
                 order = change.order
     require(n_layer == len(model.layers), f'after step {past.step} these settings need '
             f'n_layer={n_layer}, and the model has {len(model.layers)} layers')
-    if order is None:       # then it is the plain one, or that of a model which these did not make
+    if order is None:       # no setting names it: it is 0 to n - 1, or the model was loaded
         is_known = c.init_from or core_of(model) or model.order == [*range(n_layer)]
         require(is_known, f'{c.branch_from} runs the order {unrolled(model.order)}: give its loop '
                 'or order')
-    elif written(order) != written(model.order):        # else the trunk's Spans keep their weights
-        model.order = order
+    elif written(order) != written(model.order):
+        model.order = order         # (an equal order is left, so that its Spans keep their weights)
 
 
 def differences(wanted, has, but=()):

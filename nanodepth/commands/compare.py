@@ -72,8 +72,8 @@ def read_options(argv):
                                       if key not in typed})
     else:       # 'config/lidas.py --lr=1e-3' is the arm 'lidas --lr=1e-3'
         arms = {re.sub(r'(\S*/)?(\S+)\.py\b', r'\2', line): line for line in options.lines}
-        require(len(arms) == len(options.lines), f'two arms would have one name, of {[*arms]}: a '
-                'file of arms names them')
+        require(len(arms) == len(options.lines), f'two arms would have one name ({", ".join(arms)} '
+                'are the names): write a file of arms, in which you name them')
         options = replace(options, arms=arms)
     if options.metric and 'metric' not in options.measures:
         options.measures += ('metric',)
@@ -225,7 +225,7 @@ def make(run, first_run):
         for other in run.needs():
             is_old = file.stat().st_mtime < (other.folder / 'ckpt.pt').stat().st_mtime
             require(not is_old, f'{run.folder} is older than {other.folder}, which it needs: '
-                    'remove this folder, or choose another --out')
+                    f'remove {run.folder}, or choose another --out')
     # The settings of an arm are computed for its first seed alone, because that takes seconds.
     # Those of another seed differ in its parents' folders and, because r is drawn, in the steps
     # that --flops stands for.
@@ -367,7 +367,7 @@ def train_all(runs_by_seed):
             make(run, runs_by_seed[0][run.name])
             complete.setdefault(run.name, []).append(run)
         except Refused as why:
-            failed[run] = f'{run.name}, seed {run.seed}, is in no mean: {why}'
+            failed[run] = f'{run.name}, seed {run.seed}, is left out of the means: {why}'
             say(failed[run])
     return complete, failed
 
@@ -398,7 +398,7 @@ def main(argv=None):
             write_csv(rows, options.out / 'rows.csv')
         except Refused as why:
             for run in runs:
-                failed[run] = f'{name}, seed {run.seed}, is in no mean: {why}'
+                failed[run] = f'{name}, seed {run.seed}, is left out of the means: {why}'
             say(failed[runs[0]])
     if rows:
         report(options, compared, rows, scored)

@@ -90,9 +90,10 @@ def main(argv=None):
         drawn = ['r', 'K', 'T', 'beta', 'tol', 'shots']
         names = [text.partition(':')[0] for text in options.span]
         check_choice('--x', options.x, [*drawn, *names])
-        values = getattr(options, options.x) or () if options.x in drawn else options.span
-        require(len(values) > 1, f'--x={options.x} draws over several values: give '
-                f'--{options.x}=1,2,4')
+        values, example = options.span, f'--span={options.x}:0.1,{options.x}:0.2'
+        if options.x in drawn:
+            values, example = getattr(options, options.x) or (), f'--{options.x}=1,2,4'
+        require(len(values) > 1, f'--x={options.x} draws over several values: give {example}')
     require(options.x != 'shots' or options.tasks, '--x=shots is for --tasks')
     groups = [names_of(name)['group'] for name in paths]
     for name in options.against:
@@ -105,8 +106,8 @@ def main(argv=None):
         data = [described(one.val, one.batches) if one.val else 'no data'
                 for one in (first, subject)]
         require(data[0] == data[1], f'{first.path} is measured on {data[0]}, and {path} on '
-                f'{data[1]}: give --data, so that both answer the same, name them the other way '
-                'round, or --measures=')
+                f'{data[1]}: give --data, so that both answer the same, or name the models in '
+                'the other order, or measure no loss, with an empty --measures=')
         for new_rows in score_ways(subject, ways_for(subject, options), **names_of(name)):
             rows += new_rows
             write_csv(rows, out)        # what was measured is kept if the next way is stopped

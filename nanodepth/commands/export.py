@@ -67,7 +67,7 @@ def main(argv):
             if not options.authors:
                 check(model, folder)
     if options.authors:
-        print(f"{options.target}: the authors' code opens it")
+        print(f"{options.target}: written in the authors' format, and not tried with their code")
     else:
         print(f'{options.target}: transformers.AutoModelForCausalLM.from_pretrained opens it'
               + ', with trust_remote_code=True' * (not is_plain))

@@ -233,7 +233,8 @@ def main(argv=None):
             for name in tqdm(chosen, run, unit='probe', leave=False):
                 found = PROBES[name](m)
                 if not found:
-                    say(f'{run} is not in {name}')
+                    say(f'{name} leaves out {run}: this probe makes no sense for it, or there are '
+                        'too few rows')
                 rows[name] += [names_of(run) | row for row in found]
                 if rows[name]:
                     write_csv(rows[name], options.out / f'{name}.csv')

@@ -139,11 +139,12 @@ def stretches(config):
                 model = untie(model, change.order)
             elif change.step == first:
                 model.order = change.order
-        if core:        # its equal draws are computed once
+        if core:        # steps with the same r and backprop_depth cost the same
             draws = (plan(config, step) for step in range(first, end))
             flops = 0
             counts = collections.Counter((now.r, now.backprop_depth) for now in draws)
-            for (core.r, core.backprop_depth), n in counts.items():
+            for (r, depth), n in counts.items():
+                core.r, core.backprop_depth = r, depth
                 flops += n * training_flops(model, config.loss, config.context)
             core.r, core.backprop_depth = config.recurrence, config.backprop_depth
         else:

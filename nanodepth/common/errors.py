@@ -1,7 +1,7 @@
 """Turn a user's mistake into one line. Code that cannot do what was asked raises Refused, with what
 was given and what is allowed. Each command runs inside `refusals`, which prints that line and exits
 with status 2. Any other exception keeps its traceback.
-Usage: require(block >= 1, f'block={block} must be at least 1')
+Usage: with refusals('evaluate'): main(argv)
 """
 import contextlib
 import difflib
@@ -35,7 +35,7 @@ def as_refusal(*kinds, why=str):
 
 
 def say(text):
-    "Print a line that is not a result."
+    "Print a line that is not a result to stderr."
     print(text, file=sys.stderr)
 
 
@@ -50,8 +50,10 @@ def refusals(name):
         raise SystemExit(1) from None
     except (Refused, OSError, ModuleNotFoundError) as error:
         if os.environ.get('RANK', '0') == '0':      # torchrun's other processes print nothing
-            hint = " (pip install '.[hf,plot]' brings what commands need)"
-            say(f'{name}: {error}{hint if isinstance(error, ModuleNotFoundError) else ""}')
+            is_package = isinstance(error, ModuleNotFoundError) and not (
+                error.name or '').startswith('nanodepth')
+            hint = " (pip install '.[hf,plot]' in a clone installs what commands need)"
+            say(f'{name}: {error}{hint if is_package else ""}')
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         say(f'{name}: stopped')

@@ -2,6 +2,7 @@
 Usage: options = read(Options, argv, ['run', 'shape'])
 """
 import contextlib
+import re
 import sys
 from typing import get_origin
 
@@ -13,21 +14,21 @@ from nanodepth.training import settings
 OWN_FILES = []      # the user's files that this command has run first: nanodepth mine.py COMMAND
 
 
-def read(cls, argv=None, words=()):
-    """Return a command line as an instance of a dataclass. Words without dashes set the fields that
-    `words` names, in this order, and a field that is a list takes all that are left. If `words` is
-    empty, words without dashes are config files."""
+def read(cls, argv=None, positional=()):
+    """Return a command line as an instance of a dataclass. Arguments without dashes fill the fields
+    in `positional`, in this order, and a list takes all that are left. If `positional` is empty,
+    arguments without dashes are config files."""
     argv = sys.argv[1:] if argv is None else argv
-    left, values = list(words), {}
+    fields_left, values = list(positional), {}
 
     def plain_word(word, kinds):
-        if not words:
+        if not positional:
             return config_file(word, kinds)
-        require(left, f'{word} is one word too many (--help lists the options)')
-        if get_origin(kinds[left[0]]) is list:
-            values.setdefault(left[0], []).append(word)
+        require(fields_left, f'{word} is one word too many (--help lists the options)')
+        if get_origin(kinds[fields_left[0]]) is list:
+            values.setdefault(fields_left[0], []).append(word)
         else:
-            name = left.pop(0)
+            name = fields_left.pop(0)
             values[name] = settings.setting(name, word, kinds)
         return values
     try:
@@ -35,7 +36,8 @@ def read(cls, argv=None, words=()):
     except TypeError as error:
         if 'required' not in str(error):
             raise
-        raise Refused(f'{str(error).partition("missing ")[2]} (--help lists the options)') from None
+        missing = re.findall("'(.+?)'", str(error))
+        raise Refused(f'{" and ".join(missing)} must be given (--help lists the options)') from None
 
 
 def config_file(path, kinds):

@@ -12,8 +12,8 @@ LICENCES = [name + ending for name in ('LICENSE', 'LICENCE', 'NOTICE')
             for ending in ('', '.txt', '.md')]
 
 
-def width_of(model_like):
-    "Return the size of a model's vocabulary, or 1 for a function without a config."
+def vocab_size_of(model_like):
+    "Return the size of a model's vocabulary, or 1 for a function, whose batches need no limit."
     return getattr(getattr(model_like, 'config', None), 'vocab_size', 1)
 
 

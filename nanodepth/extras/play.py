@@ -60,8 +60,8 @@ def tensors_of(model):
 
 
 def rounded(t):
-    """Return a tensor in eight bits for each number, and a scale for each row. Each number of a
-    vector is a row."""
+    """Return a scale for each row of a tensor, and its numbers in eight bits. A vector is a matrix
+    of one column."""
     rows = t.detach().float().reshape(-1, t.shape[-1] if t.dim() > 1 else 1)
     scales = rows.abs().amax(1, keepdim=True).clamp(min=1e-30) / 127
     return scales, (rows / scales).round().to(torch.int8)

@@ -10,7 +10,7 @@ from nanodepth.common.errors import Refused, nearest, as_refusal, say
 from nanodepth.common.files import checkpoint_file, read_json, read_run
 from nanodepth.common.origin import file_of, is_ours, on_hub
 from nanodepth.model import require
-from nanodepth.models import authors, hf, joined, raven     # noqa: F401 (a run may hold the first's)
+from nanodepth.models import authors, hf, joined, raven     # noqa: F401 (AuthorsCore gets known)
 from nanodepth.report.tables import run_names
 from nanodepth.text.tokenizer import fingerprint, get_tokenizer
 from nanodepth.training.checkpoint import load
@@ -98,13 +98,14 @@ def open_any(path, device='cpu', dtype='auto', others=True):
     wanted = None if dtype == 'auto' else getattr(torch, dtype)
     if dtype == 'auto' and stored in (torch.bfloat16, torch.float16):
         wanted = torch.bfloat16 if fast_in_bfloat16(device) else torch.float32
-        say(f'{path}: computed in {str(wanted)[6:]} (--dtype says otherwise)')
+        say(f'{path}: computed in {str(wanted)[6:]} (--dtype changes this)')
     if is_ours(model) or all(buffer.dtype != stored for buffer in model.buffers()):
         for p in model.parameters() if wanted else ():
             if p.dtype == stored:       # weights that are packed or in float32 stay as they are
                 p.data = p.data.to(wanted)
     elif wanted not in (None, stored):
-        # A buffer in the type of the weights, such as Gemma's scale, would keep its rounding.
+        # A buffer in the type of the weights, such as Gemma's scale, was rounded to 16 bits when
+        # it was made, so the model is opened again in the wanted type.
         model = hf.open_theirs(path, dtype=wanted)
     return state, model.to(device).eval()
 

@@ -1,7 +1,7 @@
 """Read and write Hugging Face checkpoints. A Llama, a Qwen 2 or a Qwen 3 becomes an LM of model.py,
 because it is the same model under longer names. A model of any other family stays an object of
 transformers, and is scored as a function from tokens to logits.
-Usage: model = load_hf('out/smollm2'); save_hf(model, 'out/hf', tokenizer='out/lidas')
+Usage: model = load_hf('out/smollm2'); save_hf(model, 'out/hf', tokenizer='out/smollm2')
 """
 import inspect
 import math
@@ -16,7 +16,7 @@ from nanodepth.common.files import new_folder, write_json
 from nanodepth.common.origin import is_ours
 from nanodepth.grow import untie
 from nanodepth.model import LM, ModelConfig, require, rope_tables, spans_in
-from nanodepth.text.tokenizer import generation_of, get_tokenizer, marks_of, write_tokenizer
+from nanodepth.text.tokenizer import generation_of, get_tokenizer, bos_and_eos_of, write_tokenizer
 
 LAYER = {           # ours: theirs
     'attn_norm': 'input_layernorm', 'mlp_norm': 'post_attention_layernorm',
@@ -250,8 +250,8 @@ def save_hf(model, folder, tokenizer=None, about=None):
 
 def write_checkpoint(model, folder, tensors, config_json, tokenizer, files=None, about=None):
     """Write model.safetensors, the tokenizer's files, and config.json, which is `config_json` with
-    the tokens that begin and end a text. `files` is {name: text} for further files. Weights keep
-    their type."""
+    the tokens that begin and end a text. `files` is {name: text} for further files. All weights get
+    the type of the final norm."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
     dtype = model.norm.weight.dtype
@@ -260,7 +260,7 @@ def write_checkpoint(model, folder, tensors, config_json, tokenizer, files=None,
                             eos_token_id=None)
         if tokenizer is not None:
             write_tokenizer(tokenizer, folder, model.config.context)
-            begin, end = marks_of(folder, get_tokenizer(folder))
+            begin, end = bos_and_eos_of(folder, get_tokenizer(folder))
             generation = generation_of(folder)
             config_json |= dict(bos_token_id=generation.get('bos_token_id', begin),
                                 eos_token_id=generation.get('eos_token_id', end))

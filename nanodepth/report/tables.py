@@ -53,7 +53,7 @@ class Row:
     inference_flops: float  # of a token
     dtype: str              # of the weights
     training_flops: float   # nan for a published model
-    tokens: float           # which the model was trained on
+    tokens: float           # how many the model was trained on
     way: str                # how the model ran, as typed: --window=mid4 --K=2, or PLAIN
     measure: str            # such as loss or toy_assign/3
     kind: str               # a key of UNITS
@@ -206,8 +206,8 @@ def explain(table, rows):
         n = f'{max(seeds)} ' if len(seeds) == 1 else ''
         print(f'±: half of a 95% interval over the {n}seeds.')
     if n := sum(bool(line['p']) for line in table):
-        print('p: how likely so large a difference is if there is none. Of 20 such comparisons '
-              f'one\nhas p < 0.05 by chance, and here are {n}.')
+        print('p: how often chance alone makes a difference this large, if the two are equal.\n'
+              f'Of 20 comparisons one has p < 0.05 by chance. This table has {n}.')
     if len({line['FLOPs'] for line in table}) > 1:
         print(f'FLOPs: of training, as a share of those of {table[0]["model"]}.')
     for data in dict.fromkeys(row.data for row in rows if row.data):

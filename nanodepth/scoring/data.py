@@ -65,8 +65,8 @@ class PrefixedLoader(Loader):
 
 def open_data(path, state, model, data=None, seed=0, rows=None, like=None):
     """Return a Loader of validation rows: from `data`, or otherwise from what the run was trained
-    on, with `rows` rows in a batch, or otherwise as many as in training. like: another Loader. Then
-    a batch has as many rows as there, and if `data` is given, the rows are as long as there."""
+    on, with `rows` rows in a batch, or otherwise as many as in training. `like` is a Loader whose
+    batch size is used instead and, if `data` is given, also its length of rows."""
     c, starts = state.get('config') or {}, starts_of(path, state)
     trained_on = None if data else (state.get('data') or {}).get('val')
     rows = like.batch_size if like else rows or c.get('batch_size', 4)
@@ -75,16 +75,18 @@ def open_data(path, state, model, data=None, seed=0, rows=None, like=None):
         starts, context = like.starts or starts, like.context
     data = data or c.get('data')
     require(data, f'{path} does not record what it was trained on: give --data, a dataset for its '
-            'tokenizer, or --tasks alone (with --measures=)')
-    if not is_on_disk(data):
-        raise Refused(f'there is no dataset at {data}; {how_to_prepare(data)}')
+            'tokenizer, or measure no loss: --tasks and an empty --measures=')
+    for folder, _ in parts_of(data):
+        if not is_on_disk(folder):
+            raise Refused(f'there is no dataset at {folder}; {how_to_prepare(folder)}')
     loader = PrefixedLoader(data, rows, context, 'val', seed)
     loader.starts = starts
     refuse_another_tokenizer(path, loader)
     require(not trained_on or loader.description() == trained_on, f'{data} has changed since '
             f'{path} was trained: give --data={data} to measure on the data as they are now')
     require(len(starts) + context <= model.config.context, f'{path} reads {model.config.context} '
-            f'tokens, but a row has {len(starts) + context}: name this model first')
+            f'tokens, but a row has {len(starts) + context}: name this model first, because the '
+            'first one decides the length of rows')
     return loader
 
 

@@ -27,7 +27,7 @@ from nanodepth.report.contrasts import mean
 from nanodepth.report.tables import Score
 from nanodepth.scoring.likelihoods import likelihoods
 from nanodepth.text.primitives import TASKS, TOY_TASKS
-from nanodepth.text.tokenizer import beside, generation_of, write_tokenizer
+from nanodepth.text.tokenizer import json_next_to, generation_of, write_tokenizer
 
 EVALS = ROOT / 'data/evals'
 # {name of a list: [(task, shots or None for the task's own, metric or None for its first)]}
@@ -96,7 +96,7 @@ class Model(HFLM):
 def tokenizer_of(subject):
     "Return the tokenizer as a transformers object. For a run of ours, it is written out first."
     with not_opened(subject.path), tempfile.TemporaryDirectory() as folder:
-        if is_ours(subject.model) and not beside(subject.path, 'tokenizer_config.json'):
+        if is_ours(subject.model) and not json_next_to(subject.path, 'tokenizer_config.json'):
             write_tokenizer(subject.path, folder, subject.model.config.context)
             return AutoTokenizer.from_pretrained(folder)
         return AutoTokenizer.from_pretrained(subject.path, trust_remote_code=False)
@@ -120,7 +120,7 @@ def find(names, shots=None):
         if name not in known.all_tasks:
             near = nearest(name, [*TASKS, *TOY_TASKS, *LISTS, *known.all_tasks])
             raise Refused(f'there is no task {name!r}{near} (lists: {", ".join(LISTS)}; '
-                          f'questions_...: python {EVALS / "questions/prepare.py"})')
+                          f'questions_... are made by python {EVALS / "questions/prepare.py"})')
         loaded = known.load([name])
         if n is not None:
             for task in loaded['tasks'].values():

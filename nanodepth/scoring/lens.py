@@ -25,7 +25,7 @@ def streams_behind(model, tokens):
     return torch.stack(streams)
 
 
-POSITIONS = 256     # of a step: the logits of a large vocabulary at all depths cost the most
+TOKENS_PER_STEP = 256       # the logits of a large vocabulary at all depths cost the most
 
 
 class TunedLens(nn.Module):
@@ -40,7 +40,8 @@ class TunedLens(nn.Module):
         self.bias = nn.Parameter(torch.zeros(depth - 1, width))
 
     def translate(self, position, x):
-        "Return the stream x after the layer at a position, (B, T, C), as the last stream."
+        """Return x, the stream after the layer at a position (B, T, C), in the form of the last
+        stream."""
         if position == len(self.bias):
             return x
         change = F.linear(x.to(self.weight.dtype), self.weight[position], self.bias[position])
@@ -75,7 +76,7 @@ def train_lens(model, loader, steps=250, lr=1e-3, progress=False, batches=None):
             streams = streams_behind(model, tokens.to(device))
             if model.config.vocab_size >= 16_384:
                 drawn = torch.Generator().manual_seed(step)
-                some = torch.randperm(tokens.numel(), generator=drawn)[:POSITIONS].to(device)
+                some = torch.randperm(tokens.numel(), generator=drawn)[:TOKENS_PER_STEP].to(device)
                 streams = streams.flatten(1, 2)[:, some]
             final = model.head(model.norm(streams[-1])).float().log_softmax(-1)
             optimizer.zero_grad()

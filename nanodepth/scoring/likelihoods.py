@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from nanodepth.common.origin import device_of, is_ours, width_of
+from nanodepth.common.origin import device_of, is_ours, vocab_size_of
 from nanodepth.model import require
 from nanodepth.text.primitives import continuation
 from nanodepth.text.tokenizer import start_of_document
@@ -48,7 +48,7 @@ def likelihoods(model, prompts, options, batch=64):
     for i, prompt in enumerate(prompts):
         for o, option in enumerate(options[i]):
             rows.setdefault(((*prompt, *option[:-1]), len(option)), []).append((i, o))
-    batches = [*in_batches(rows, batch, width_of(model))]
+    batches = [*in_batches(rows, batch, vocab_size_of(model))]
     for part, n in tqdm(batches, 'questions', unit='batch', leave=False, delay=2):
         read = torch.tensor([tokens for tokens, _ in part], device=device_of(model))
         chances = last_logits(model, read, n).float().log_softmax(-1)               # (B, n, V)
@@ -86,7 +86,7 @@ def losses_of(model, tokens, targets):
     may be any function from tokens to logits."""
     if is_ours(model):
         return measure.losses_of(model, tokens, targets)
-    rows = max(1, LOGITS_AT_ONCE // (tokens.shape[1] * width_of(model)))
+    rows = max(1, LOGITS_AT_ONCE // (tokens.shape[1] * vocab_size_of(model)))
     device, losses, wrong = device_of(model), [], []
     for x, y in zip(tokens.to(device).split(rows), targets.to(device).split(rows)):
         logits = model(x)                                                       # (B, T, V)

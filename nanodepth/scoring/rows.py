@@ -85,7 +85,8 @@ class ScoreOptions:
     # a task or a list of tasks of lm-eval (scoring/harness.py)
     tasks: str = ''
     # loss: on data, with the kinds of answers that the data mark; text: the loss on text alone;
-    # log_prob: of the right answer to each task; or one of yours. --measures= leaves the data out
+    # log_prob: of the right answer to each task; or one of yours. With an empty --measures= no data
+    # are read
     measures: tuple[str, ...] = ('loss',)
     data: str | None = None     # a dataset; None: what the run was trained on
     batches: int | None = None  # of validation data; 0: all; None: as in training, or 8
@@ -120,7 +121,8 @@ class Subject:
     "An open checkpoint with its validation data and its questions."
 
     def __init__(self, path, options, like=None):
-        "like: another Subject, whose rows of validation data have the size that this one's get."
+        """Open a checkpoint. With `like`, another Subject, its validation data have rows of equal
+        size."""
         self.path, self.options = path, options
         self.questions, self.theirs = questions_in(options)
         self.state, self.model = open_any(path, pick_device(options.device), options.dtype)

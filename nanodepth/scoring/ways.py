@@ -91,7 +91,7 @@ def in_way(model, way):
             core = core_of(model)
         if 'r' in way:
             require(core, f'{in_words(way)}: this model has no recurrent core to run r times')
-            require(way['r'] > 0, '--r=0 is too small: the core must run at least once')
+            require(way['r'] > 0, f'--r={way["r"]} is too small: the core must run at least once')
             stack.callback(setattr, core, 'r', core.r)
             core.r = way['r']
         if 'loop' in way:
@@ -104,8 +104,8 @@ def in_way(model, way):
 
 
 def with_argument(model, text):
-    """Return the model's order with another value of an argument of its Spans. 'q:0.3' makes each
-    Span that takes `q` again, with q=0.3 and with the Span's weights."""
+    """Return the model's order with another value of an argument of its Spans. With 'q:0.3', each
+    Span with an argument q is made anew, with q=0.3 and with its old weights."""
     name, _, value = text.partition(':')
     takers = [span for span in spans_in(getattr(model, 'order', ()))
               if name in inspect.signature(type(span)).parameters]
@@ -176,8 +176,9 @@ def cost_columns(state, model, way, context=None):
         order, flops = [*range(len(layers_of(model)))], math.nan
         if window_settings(way):
             a, b = pick_window(way.get('window'), len(order))
-            solver = {name: way[name] for name in ('solver', 'K') if name in way}
-            order[a:b + 1] = [Window(order[a:b + 1], **solver)]
+            settings = {name: value for name, value in window_settings(way).items()
+                        if name not in ('window', 'mode', 'pin')}
+            order[a:b + 1] = [Window(order[a:b + 1], **settings)]
     begins_from_another = (state.get('config') or {}).get('init_from')
     return dict(
         layers=layers_run(order), params=sum(p.numel() for p in model.parameters()),

@@ -64,10 +64,10 @@ def copying(rng, words, n=10, again=5):
 
 
 def chain(rng, names, values, depth):
-    """Return statements that give each value a name and then, `depth` times, give each name an
-    alias at random, and {one of the last names: its value}. A model that follows one alias at a
-    time needs depth + 1 look-ups, and one that follows all of them at once about log2(depth + 1) +
-    1."""
+    """Return (statements, values). First, statements give each value a name. Then, `depth` times,
+    they give each name an alias, at random. `values` is {one of the last names: its value}. A model
+    that follows one alias at a time needs depth + 1 look-ups, and one that doubles its reach with
+    each look-up needs about log2(depth + 1) + 1."""
     n = len(values)
     level = dict(zip(names[:n], values))
     statements = list(level.items())
@@ -139,8 +139,9 @@ def few_shot(task, n, *, shots=5, depth=0, seed=0):
     Curse of Depth?", appendix C, and "From Growing to Looping", section 5.1 and appendix D.1. These
     papers do not tell over which depths they average, so here each depth is a separate task."""
     check_choice('task', task, tasks := TASKS | TOY_TASKS)
-    require(shots >= 0 and 0 <= depth < 100 and n > 0, f'shots={shots} must not be negative, '
-            f'depth={depth} 0 to 99, and n={n} at least 1')
+    require(shots >= 0, f'shots={shots} must not be negative')
+    require(0 <= depth < 100, f'depth={depth} must be from 0 to 99')
+    require(n > 0, f'n={n} must be at least 1')
     make, examples = tasks[task], []
     between = '' if task in TOY_TASKS else '\n\n'
     for i in range(n):

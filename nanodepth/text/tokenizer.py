@@ -166,18 +166,18 @@ def readable(tokenizer, tokens):
 def generation_of(name):
     """Return the settings of generation next to a tokenizer, such as the tokens that end a text:
     from generation_config.json or, as in transformers, otherwise from config.json."""
-    return beside(name, 'generation_config.json') or beside(name, 'config.json')
+    return json_next_to(name, 'generation_config.json') or json_next_to(name, 'config.json')
 
 
-def beside(name, file):
+def json_next_to(name, file):
     "Return what a JSON file next to a tokenizer holds, or {} if there is no such file."
     path = tokenizer_file(name)
     return read_json(path.with_name(file)) if path and path.with_name(file).exists() else {}
 
 
-def marks_of(name, tokenizer):
+def bos_and_eos_of(name, tokenizer):
     "Return the tokens that begin and end a text, each None if the tokenizer has no such token."
-    config, tokens = beside(name, 'tokenizer_config.json'), []
+    config, tokens = json_next_to(name, 'tokenizer_config.json'), []
     for mark in ('bos_token', 'eos_token'):
         token = config.get(mark)
         token = token.get('content') if isinstance(token, dict) else token
@@ -229,8 +229,8 @@ def write_tokenizer(name, folder, context):
                                 bos_token=end, eos_token=end, model_max_length=context,
                                 clean_up_tokenization_spaces=False).save_pretrained(folder)
     if not has_config or checkpoint_file(name).exists():
-        # A run has read tokenizer.json as it is, and other classes, or code, would change its
-        # rules. (In transformers 4 this class has no other name, and returns more than is wanted.)
+        # A run has used the bare tokenizer.json. Another class, or the code that auto_map names,
+        # could tokenize differently, so the plain class is named here.
         settings = read_json(config) | dict(tokenizer_class='PreTrainedTokenizerFast',
                                             model_input_names=['input_ids', 'attention_mask'])
         settings.pop('auto_map', None)

@@ -36,7 +36,7 @@ from nanodepth.text.tokenizer import (copy_tokenizer, encode_as_array, fingerpri
 from nanodepth.training.checkpoint import remove_unfinished, whole
 from nanodepth.training.loader import ANSWER_START
 
-# Plain text, as far as it is taken from a folder. (A .json there may hold settings.)
+# The endings of files that are read if a folder is named. (A .json there may be settings.)
 TEXTS = ('.txt .md .rst .org .tex .html .css .py .js .ts .c .h .cc .cpp .cu .rs .go .java .rb .lua '
          '.r .jl .hs .ml .sh .sql .toml .yaml .yml .ini .cfg .parquet .jsonl .jsonl.gz .jsonl.zst')
 PART = 2**26        # bytes of small files that become one shard
@@ -290,8 +290,8 @@ def write_parts(folder, parts, how, workers, budget):
 
 
 def make(folder, parts, how, workers=1, budget=math.inf):
-    """Make a dataset of the first parts that have `budget` tokens to train on together, or of all.
-    Return how many tokens they have."""
+    """Make a dataset of as many parts as give `budget` tokens to train on, or of all parts. Return
+    how many tokens these are."""
     with begun_with(folder, json.dumps(asdict(how) | dict(parts=parts))):
         made = write_parts(folder, parts, how, workers, budget)
         counts = {split: sum(part[split]['documents'] for part in made)
@@ -300,15 +300,18 @@ def make(folder, parts, how, workers=1, budget=math.inf):
             for i in range(len(made)):          # so that the corrected command may begin anew
                 for name in (f'part_{i:05d}.json', f'train_{i:05d}.bin', f'val_{i:05d}.bin'):
                     (folder / name).unlink()
-            raise Refused(f'{folder}: {counts} documents are too few (a row is one, and a file of '
-                          'text, which is cut at empty lines if it is alone)')
+            raise Refused(f'{folder}: at least one document is needed to train on and one to '
+                          f'validate with, and here are {counts["train"]} and {counts["val"]}. '
+                          '(A row is a document, and so is a text file. A single text file is cut at '
+                          'its empty lines.)')
     n = sum(part['train']['tokens'] for part in made)
     origin = asdict(how) | dict(documents=counts)
     (folder / 'train.json').unlink(missing_ok=True)     # written last, it completes a dataset
     # The small shards of validation become one, because a window of text lies within a shard.
     dtype = token_type(get_tokenizer(how.tokenizer).n_vocab)
     val = np.concatenate([np.fromfile(folder / part['val']['file'], dtype) for part in made])
-    # Text is a kind of answer of one token each, so that a mixture has a separate loss for it.
+    # Each token of text is marked as an answer of the kind 'text', so that a mixture can have a
+    # separate loss for text.
     write_dataset(folder, 'val', how.tokenizer, val, marks=np.full(len(val), ANSWER_START + 1),
                   kinds=['text'], origin=origin)
     shards = [part['train'] for part in made if part['train']['tokens']]

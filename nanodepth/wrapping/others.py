@@ -165,7 +165,7 @@ def called_by(call, module):
     called = type(kind.__name__, (kind,), dict(
         __call__=__call__, __reduce_ex__=__reduce_ex__, __module__=kind.__module__,
         is_wrapped=True))
-    called.forward = kind.forward       # transformers gives a new class another one
+    called.forward = kind.forward       # transformers changes it when a subclass is made
     module.__class__ = called
     try:
         yield
@@ -229,7 +229,7 @@ def routers_of(layer):
 
 
 def refuse_insights(model, args, kwargs):
-    "Refuse to return what a wrapped layer has several of in one forward pass."
+    "Refuse output_hidden_states and the like, because a wrapped layer runs several times."
     for name in ('output_hidden_states', 'output_attentions', 'output_router_logits'):
         is_wanted = kwargs.get(name)
         if is_wanted is None:
