@@ -345,7 +345,8 @@ def greet(run, typed, beginning, n_new):
         differ = differences(beginning.trunk, past.config, {'out_dir', *MADE_THE_MODEL, *shape})
         of_rows = 'batch_size', 'context', 'data'
         if any(beginning.trunk[name] != past.config[name] for name in of_rows):
-            differ += ' (rows are counted as if the trunk had had these settings, so some may be read twice or never)'
+            differ += (' (rows are counted as if the trunk had had these settings, so some may be '
+                       'read twice or never)')
         anew = f'; {n_new} parameters begin with new optimizer states' if n_new else ''
         say(f'a branch of {beginning.origin} after step {past.step:,}, with '
             f'{differ or "its settings"}{anew}')

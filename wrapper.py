@@ -57,7 +57,8 @@ def euler(g, x, K, T=1, alphas=None, tol=0):
     of the state, the token takes no further steps (Table 6)."""
     require(not alphas or T == 1, 'alphas are the lengths of all steps already: leave out T')
     alphas = alphas or [T / K] * K
-    require(len(alphas) == K, f'alphas={alphas} has {len(alphas)} lengths, and K={K} steps need {K}')
+    require(len(alphas) == K, f'alphas={alphas} has {len(alphas)} lengths, and K={K} '
+            f'steps need {K}')
     moves = torch.ones_like(x[..., :1], dtype=torch.bool)                       # (B, T, 1)
     for alpha in alphas:
         before, x = x, torch.lerp(x, g(x), alpha)

@@ -103,7 +103,7 @@ def new(c, data, open_parent):
     if c.cut:
         require(not core_of(model), f'{c.init_from} has a core already: --cut=none')
         require(not (c.init_from and model.config.ln_scaling), 'LN-scaling would give layers the '
-                f'scale of another depth. The command `nanodepth cut {c.init_from} {c.cut}` keeps it')
+                f'scale of another depth. `nanodepth cut {c.init_from} {c.cut}` keeps the scales')
         model = surgery(model, c.cut, c.core or Core)
     past = Past(first_n_layer=len(model.layers), published=parent.get('published', False),
                 inherited_flops=parent.get('flops', 0) + parent.get('inherited_flops', 0),

@@ -302,8 +302,8 @@ def make(folder, parts, how, workers=1, budget=math.inf):
                     (folder / name).unlink()
             raise Refused(f'{folder}: at least one document is needed to train on and one to '
                           f'validate with, and here are {counts["train"]} and {counts["val"]}. '
-                          '(A row is a document, and so is a text file. A single text file is cut at '
-                          'its empty lines.)')
+                          '(A row is a document, and so is a text file. A single text file is cut '
+                          'at its empty lines.)')
     n = sum(part['train']['tokens'] for part in made)
     origin = asdict(how) | dict(documents=counts)
     (folder / 'train.json').unlink(missing_ok=True)     # written last, it completes a dataset
