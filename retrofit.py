@@ -71,7 +71,7 @@ class Core(Span):
 
         layers, rope = run.layers, run.rope
 
-        def step(s, e, depth):
+        def run_once(s, e, depth):
             # With `recompute`, the backward pass calls this later, when a Span around the core may
             # have restored the usual layers and positions. So they are set here.
             run.layers, run.rope = layers, rope
@@ -79,14 +79,15 @@ class Core(Span):
 
         s = self.first_state(run, e)
         for i in range(self.r):
-            # Not torch.no_grad(), because autocast keeps the bfloat16 copies of the weights, and in
-            # some versions of torch a copy that was made under no_grad gets no gradient later.
+            # The gradient is cut with detach, and not with torch.no_grad(): autocast keeps copies
+            # of the weights, and in some versions of torch a copy made under no_grad gets no
+            # gradient.
             if i <= self.r - self.backprop_depth:
                 s = s.detach()
             if self.recompute and torch.is_grad_enabled():
-                s = checkpoint(step, s, e, run.depth, use_reentrant=False)
+                s = checkpoint(run_once, s, e, run.depth, use_reentrant=False)
             else:
-                s = step(s, e, run.depth)
+                s = run_once(s, e, run.depth)
         return s                                                                # (B, T, C)
 
     def step(self, run, s, e, depth):
@@ -102,7 +103,7 @@ class Core(Span):
         B, T, C = e.shape
         if self.generators:
             s = torch.stack([self.noise((T, C), each) for each in self.generators])
-        else:       # each block of 64 positions has its own seed, so a cached text draws one block
+        else:       # each block of 64 positions has its own seed, so few blocks must be drawn
             blocks = range(run.start // 64, (run.start + T - 1) // 64 + 1)
             s = torch.cat([self.noise((64, C), torch.Generator().manual_seed(i)) for i in blocks])
             s = s[run.start % 64:][:T]                                          # (T, C)
@@ -138,7 +139,7 @@ def surgery(model, shape, kind=Core, **settings):
     require(model.order == [*range(len(model.layers))],
             f'surgery is for a model that runs each of its layers once, not {model.order}')
     require(isinstance(kind, type) and issubclass(kind, Core),
-            f'{kind} is not a class of cores: write class MyCore(Core), and core = MyCore')
+            f'{kind} must be a subclass of Core (in a config: core = MyCore)')
     prelude, core, coda = parts_of_shape(shape, len(model.layers))
     return untie(model, [*prelude, kind(core, **settings), *coda])
 

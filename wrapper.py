@@ -5,9 +5,9 @@ of length 1 on x' = F(x), and the later layers were trained on where it ends. Ru
 times goes K such steps, to states that they have never seen. So take K steps of length 1/K instead:
 they end near the same place, but each step reads what the one before it has written.
 
-The small steps end near the plain output, but not on it. So the result is then mixed with the plain
-output, of which it gets the share beta: 1 is the plain model, on which the later layers were
-trained, and 0 is the small steps alone.
+The small steps end near the plain output, but not on it. So both are mixed: the result is
+beta x plain + (1 - beta) x small steps. With beta = 1 it is the plain model, on which the later
+layers were trained, and with beta = 0 it is the small steps alone.
 
 Paper: "Training-Free Looped Transformers", sections 2 and 3, Algorithms 3 to 5, appendices D and P
 (which settings), C, G and N (what the KV cache keeps). What differs here: Algorithm 3 prints K - 1
@@ -59,13 +59,13 @@ def euler(g, x, K, T=1, alphas=None, tol=0):
     alphas = alphas or [T / K] * K
     require(len(alphas) == K, f'alphas={alphas} has {len(alphas)} lengths, and K={K} '
             f'steps need {K}')
-    moves = torch.ones_like(x[..., :1], dtype=torch.bool)                       # (B, T, 1)
+    moves = torch.ones_like(x[..., :1], dtype=torch.bool)           # (B, tokens, 1)
     for alpha in alphas:
         before, x = x, torch.lerp(x, g(x), alpha)
         if tol:
             x = torch.where(moves, x, before)
-            way, length = ((t.norm(dim=-1, keepdim=True) for t in (x - before, before)))
-            moves = moves & (way > tol * length)
+            moved, norm = (t.norm(dim=-1, keepdim=True) for t in (x - before, before))
+            moves = moves & (moved > tol * norm)
     return x
 
 
@@ -127,13 +127,15 @@ class Window(Span):
 
 
 def pick_window(window, n):
-    """Return the first and the last layer of a window in a model of n layers. A window is two
-    layers, (3, 5) or '3-5'; or 'mid4', the middle four, which is also what None means; or a share
-    of the depth, such as 0.5, which means the four layers around it. (In 36 layers, 'mid4' is
-    15-18, as in the paper.)"""
+    """Return the first and the last item of a window in an order of n items, which are usually
+    layers.
+
+    A window is given by its first and its last item, so (3, 5) or '3-5' are the items 3, 4 and 5.
+    Or it is 'mid4', the middle four, which None means, too. Or it is a share of the depth, such as
+    0.5, which means the four items around it. (Of 36 items, 'mid4' is 15-18, as in the paper.)"""
     window = f'mid{min(4, n)}' if window is None else window
-    forms = (f"window={window} must be two layers, (3, 5) or '3-5' (one layer is '3-3'), or the "
-             "middle N, 'mid4', or a share of the depth with a decimal point, such as 0.5")
+    forms = (f"window={window} must be the first and the last layer, (3, 5) or '3-5' (one layer "
+             "is '3-3'); or 'mid4', the middle four; or a share with a decimal point, such as 0.5")
     try:
         if isinstance(window, str) and window.startswith('mid'):
             size = int(window[3:])
@@ -150,7 +152,8 @@ def pick_window(window, n):
             a, b = map(operator.index, window)
     except (TypeError, ValueError):
         raise Refused(forms) from None
-    require(0 <= a <= b < n, f'window={window} is not within the layers 0 to {n - 1}')
+    require(a <= b, f'window={window}: the first layer must not come after the last one')
+    require(0 <= a and b < n, f'window={window}: the order has the items 0 to {n - 1}')
     return a, b
 
 

@@ -354,7 +354,7 @@ def test_text_is_read_back_and_a_command_goes_on(name, tmp_path, monkeypatch, th
         assert documents_of(out, split) == [text for i, text in enumerate(documents)
                                             if is_val(i, text) == (split == 'val')]
     left_out = 2 * (name == 'by_endings')
-    assert f'left out, as empty or by a reasoning model: {left_out}' in capsys.readouterr().out
+    assert f'or by a reasoning model): {left_out}' in capsys.readouterr().out
     loader, shards = Loader(out, 1, 8), shards_of(out, 'train')
     assert loader.kinds == ['text'] and len(shards) == (5 if name == 'parts' else 1)
     ends = np.cumsum([(len(tokens) - 1) // 8 for tokens in shards])     # windows are in one shard

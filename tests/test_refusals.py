@@ -31,12 +31,12 @@ REFUSALS = [
     (['cut', '{run}', '--untie', '--dense'], 'or --untie alone'),
     (['evaluate', '{run}', '--tasks=toy_copy', '--against=other'], "--against='other' is not one"),
     (['evaluate', 'HuggingFaceTB/SmolLM-135M', '--tasks=toy_copy'], 'hub did not give it'),
-    ([*COMPARE, '--seed=3'], 'a setting of a run belongs into an arm, in quotes'),
+    ([*COMPARE, '--seed=3'], 'a setting of a run belongs in an arm, in quotes'),
     ([*COMPARE[:3], '--more=--seed 1'], 'compare has --seeds and --out'),
     ([*COMPARE[:3], '--more=--data={data},nowhere'], 'no data in nowhere'),
     ([*COMPARE[:2], *COMPARE[1:], '--seeds=1'], 'two arms would have one name'),
     ([*COMPARE, 'other/baseline.py --steps=482'],
-     'the partner of lidas would be called baseline --steps=482')]
+     'two different arms would be called baseline --steps=482')]
 
 
 @pytest.fixture

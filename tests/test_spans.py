@@ -267,7 +267,7 @@ def test_a_config_chooses_the_class_of_the_core(config):
     assert type(core) is SlowCore and core.r == 3
     assert json.loads((ROOT / c.out_dir / 'run.json').read_text())['config']['core'] == 'SlowCore'
     for wrong in (GatedLoop, penalty):
-        with pytest.raises(Refused, match='is not a class of cores'):
+        with pytest.raises(Refused, match='must be a subclass of Core'):
             train(config('wrong', n_layer=4, cut='1-2-1', core=wrong))
     with pytest.raises(Refused, match='has no effect without cut'):
         train(config('uncut', core=SlowCore))

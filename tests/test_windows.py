@@ -508,8 +508,8 @@ def save_wrapped(model):
     (lambda: family('lfm2', layer_types=['conv', 'full_attention'] * 3), run_wrapped,
      'layer 2 is of the kind conv'),
     (lambda: family('llama', num_kv_shared_layers=2), run_wrapped, 'its own keys and values'),
-    (lambda: family('llama', output_hidden_states=True), run_wrapped, 'leave the `with` for it'),
-    (lambda: in_its_own_way(3), run_wrapped, 'changes the stream between the layers')])
+    (lambda: family('llama', output_hidden_states=True), run_wrapped, 'wrapped layer runs several'),
+    (lambda: in_its_own_way(3), run_wrapped, 'adds something to the stream between')])
 def test_wrapped_refuses(six, make, act, message):
     model = make() if make else six
     with restored(model), pytest.raises(Refused, match=message):

@@ -1,5 +1,6 @@
-"""Is an idea better, at equal tokens and at equal training FLOPs? Each arm, a config or a line of
-train.py, is trained and scored with each seed. Differences are taken seed by seed.
+"""Is an idea better, at equal tokens and at equal training FLOPs? An arm is a config, or a config
+with settings, as one types them after `nanodepth train`. Each arm is trained and scored with each
+seed, and differences are taken seed by seed.
     nanodepth compare config/baseline.py config/own_growth.py --seeds=3 --tasks=toy_assign/0-3
     nanodepth compare docs/results/compare_toy.py   # a file that defines `arms`: see docs/EXTEND.md
 
@@ -40,18 +41,18 @@ from nanodepth.training.start import differences
 @dataclass(kw_only=True)
 class Options(Ways, ScoreOptions):
     lines: list[str]            # two or more arms: configs, or lines of train.py; or a file of arms
-    # {name: its line}. In a line, {name} is the folder of an arm above it, and --flops=name stands
-    # for as many --steps as that arm's training FLOPs pay for
+    # {name: its line}. In a line, the text {lidas} becomes the folder of the arm lidas above it,
+    # and --flops=lidas becomes as many --steps as the training FLOPs of that arm pay for
     arms: dict[str, str] = field(default_factory=dict)
     ways: dict[str, list[str]] = field(default_factory=dict)    # {arm: more ways to run it}
     # {arm: the arms it is compared with}. Without an entry here, an arm is compared with the first
-    # one, and with each arm that has --flops=arm
+    # one, and with each arm whose --flops names it
     against: dict[str, list[str]] = field(default_factory=dict)
     seeds: int | str = 3        # how many, or which, such as 4-7
     more: str = ''              # settings of every run; a line overrides them
     measures: tuple[str, ...] = ('loss', 'text', 'log_prob')    # as in evaluate
     metric: Callable | None = None      # of a file of arms: metric(model, loader), one more measure
-    show: tuple[str, ...] = ()  # the measures in the table; (): loss, text and the last answers
+    show: tuple[str, ...] = ()  # the measures in the table; (): loss, text, the last right answers
     out: Path = Path('out/compare')     # the folder of the runs, of rows.csv and compare.png
 
 
@@ -63,7 +64,7 @@ def read_options(argv):
     # --seed and --data would be options of evaluate, but are nearly always meant for the runs
     wrong = {name for name in typed
              if name in ('seed', 'data') or name in run_settings and name not in types}
-    require(not wrong, f'{", ".join(sorted(wrong))}: a setting of a run belongs into an arm, in '
+    require(not wrong, f'{", ".join(sorted(wrong))}: a setting of a run belongs in an arm, in '
             'quotes after its config, or for all arms into --more (seeds are --seeds)')
     options = read(Options, argv, ['lines'])
     if len(options.lines) == 1:
@@ -129,7 +130,7 @@ class Run:
         return words
 
     def has_known_cost(self):
-        "Return whether no other model must be trained before we know what this run costs."
+        "Return whether the cost can be computed now, before any other model is trained."
         return not self.parents and all(run.has_known_cost() for run in self.paid_like)
 
 
@@ -179,9 +180,10 @@ def runs_of(options, seed):
 
 
 def partners_of(options, runs):
-    """For each arm whose FLOPs differ by more than 2% from those of the first arm, make the first
-    arm again with these FLOPs: its partner. Return {partner: its line} and {arm: the arms it is
-    compared with}. (The steps of a partner are computed for one seed, and are the same for all.)"""
+    """For each arm whose FLOPs differ by more than 2% from those of the first arm, add a copy of
+    the first arm that trains for the FLOPs of that arm. The copy is called the arm's partner.
+    Return {partner: its line} and {arm: the arms it is compared with}. (The steps of a partner are
+    computed for one seed, and are the same for all.)"""
     first, *others = runs.values()
     partners, compared = {}, {run.name: [first.name] for run in others}
     first_flops = dry_run_of(first.all_words())['flops']
@@ -199,9 +201,10 @@ def partners_of(options, runs):
         if name == run.name:        # this arm is the first one with other steps: no partner
             continue
         is_same = (options.arms | partners).get(name, line) == line
-        require(is_same, f'the partner of {run.name} would be called {name}, as another arm is')
+        require(is_same, f'two different arms would be called {name}: write a file of arms, which '
+                'names them')
         if name not in options.arms | partners:
-            say(f'{name} is trained, too, for the FLOPs of {run.name}')
+            say(f'also training {name!r}, which costs as many FLOPs as {run.name!r}')
             partners[name] = line
         compared[run.name].append(name)
     return partners, compared
@@ -226,9 +229,9 @@ def make(run, first_run):
             is_old = file.stat().st_mtime < (other.folder / 'ckpt.pt').stat().st_mtime
             require(not is_old, f'{run.folder} is older than {other.folder}, which it needs: '
                     f'remove {run.folder}, or choose another --out')
-    # The settings of an arm are computed for its first seed alone, because that takes seconds.
-    # Those of another seed differ in its parents' folders and, because r is drawn, in the steps
-    # that --flops stands for.
+    # A dry run takes seconds, so an arm's settings are computed for its first seed alone. With
+    # another seed the folders of its parents differ, and so do the steps that --flops stands for,
+    # where r is drawn.
     state, settings = read_run(run.folder), dict(dry_run_of(first_run.words, costs=False)['config'])
     for name in ('init_from', 'branch_from'):
         for first, parent in zip(first_run.parents, run.parents):
@@ -265,7 +268,9 @@ def run_command(words, log_file):
         sys.exit(128 + signals[0])
     lines = log_file.read_bytes()[begin:].decode(errors='replace').splitlines()
     refused = [line for line in lines if re.match(r'(train|evaluate): ', line)]
-    return (refused or lines)[-1] if process.returncode else ''
+    if not process.returncode:
+        return ''
+    return refused[-1] if refused else f'status {process.returncode} after: {lines[-1]}'
 
 
 @contextlib.contextmanager

@@ -24,10 +24,11 @@ from nanodepth.wrapping.others import layers_of, wrapped
 
 @dataclass(kw_only=True)
 class Ways:
-    "How the models run. Several values, as in --r=1,2,4, are several ways."
+    """How the models run. Several values, as in --r=1,2,4, are several ways; defaults are in
+    brackets."""
     loop: tuple[str, ...] = ()      # the layers in another order, such as 3-2x2-3
     r: tuple[int, ...] = ()         # how often a recurrent core runs
-    span: tuple[str, ...] = ()      # an argument of the Spans in the model's order, such as q:0.3
+    span: tuple[str, ...] = ()      # NAME:VALUE of an argument of the order's Spans: share:0.3
     window: tuple[str, ...] = ()    # what the wrapper runs: 3-5, mid4, or a share of the depth
     solver: tuple[str, ...] = ()    # how the wrapper runs it (anchored)
     K: tuple[int, ...] = ()         # in how many steps of the solver (3)
@@ -41,7 +42,7 @@ class Ways:
     cache: tuple[str, ...] = ()     # what later tokens see: first, last (first)
     decode: tuple[str, ...] = ()    # full; bypass: only prompts are wrapped
     mode: tuple[str, ...] = ()      # the window as one block, or layer by layer (block)
-    pin: tuple[bool, ...] = ()      # a mixture of experts keeps the first evaluation's
+    pin: tuple[bool, ...] = ()      # later evaluations keep the first one's experts
     also: str = ''                  # more ways, such as '--loop=2x4; --window=mid4 --K=2,3'
 
 
@@ -145,7 +146,8 @@ def as_argument(kind, name, text):
 
 
 def layers_run(order):
-    "Return how many layers run for each token. (Scoring fills no cache.)"
+    """Return how many layers run for each token. (The extra run of cache='last' is not counted,
+    because scoring fills no cache.)"""
     layers = 0
     for item in order:
         if not isinstance(item, Span):
@@ -153,6 +155,7 @@ def layers_run(order):
         elif isinstance(item, Window):
             layers += item.evaluations() * layers_run(item.items)
         else:
+            # the quotient is how often the Span runs its items
             layers += layers_run(item.items) * len(item.unrolled()) // len(unrolled(item.items))
     return layers
 
@@ -168,8 +171,9 @@ def inference_flops(model, context=None):
 
 
 def cost_columns(state, model, way, context=None):
-    """Return the columns of a Row that tell what runs and what it costs. `context` is the length of
-    the rows (None: the longest that the model reads)."""
+    """Return the columns of a Row that tell what runs and what it costs. `state` is what the
+    checkpoint stores, and `context` the length of the rows (None: the longest that the model
+    reads)."""
     if is_ours(model):
         order, flops = model.order, inference_flops(model, context)
     else:
@@ -183,5 +187,5 @@ def cost_columns(state, model, way, context=None):
     return dict(
         layers=layers_run(order), params=sum(p.numel() for p in model.parameters()),
         inference_flops=flops, dtype=str(next(model.parameters()).dtype)[6:],
-        training_flops=cost_of(state),      # it counts what a run begins from, and tokens do not
+        training_flops=cost_of(state),      # with those of what the run began from; tokens are nan
         tokens=math.nan if begins_from_another else state.get('tokens', math.nan))

@@ -52,8 +52,8 @@ class Recipe:
     column: str = 'text'            # the column that has the text
     special: bool = False           # <|im_end|> in a text is this token, and not plain text
     most: int | None = None         # tokens at which a part ends; None: all
-    # One document of this many is for validation. Its text decides, so copies of it are, too. None:
-    # every tenth document, or every hundredth of many
+    # One document of this many is for validation. A hash of its text decides, so copies land in the
+    # same split. None: by position, one in 10, or one in 100 of at least MANY documents
     val_every: int | None = None
 
 
@@ -69,17 +69,20 @@ REASONERS = re.compile(r'\bR1\b|deepseek[-_ ]?r1|\bQwQ\b|reasoning:?\s*on', re.I
 
 def text_of(row, column):
     "Return a row's text, or None if it has none."
-    require(column in row, f'there is no column {column!r}, but {", ".join(row)}: try --column=...')
-    hint = ' (--chat reads messages)' if isinstance(row[column], list) else ''
+    require(column in row, f'there is no column {column!r}, but {", ".join(row)} (in data/text/'
+            'prepare.py, --column names one)')
+    hint = ''
+    if isinstance(row[column], list):
+        hint = ' (in data/text/prepare.py, --chat reads messages)'
     require(isinstance(row[column], str | None), f'the column {column!r} does not hold text, but '
             f'{row[column]!r:.60}{hint}')
     return row[column]
 
 
 def chat(row, column):
-    """Return an instruction example without the tags of its roles, or None if a reasoning model
-    wrote it ("Retrofitted Recurrence", section 4.4), as its text or any other column may tell. The
-    example is a text, or a list of messages, each with a role and a content."""
+    """Return an instruction example without the tags of its roles. The example is a text, or a list
+    of messages, each with a role and a content. Return None if its text, or another column, shows
+    that a reasoning model wrote it ("Retrofitted Recurrence", section 4.4)."""
     if isinstance(row.get(column), list):
         contents = [message.get('content') if isinstance(message, dict) else message
                     for message in row[column]]
@@ -233,7 +236,7 @@ def describe(folder, split, tokenizer, shards, kinds, origin):
     "Write the JSON of a split, which completes it, and the files of its tokenizer."
     encoding = get_tokenizer(tokenizer)
     if not copy_tokenizer(tokenizer, folder):
-        tokenizer = stands_for(tokenizer)       # a word, which is known in any folder
+        tokenizer = stands_for(tokenizer)       # a name such as 'gpt2', which is no path
     write_json(folder / f'{split}.json', dict(
         tokenizer=str(tokenizer), fingerprint=fingerprint(encoding), n_vocab=encoding.n_vocab,
         dtype=token_type(encoding.n_vocab), tokens=sum(shard['tokens'] for shard in shards),
@@ -243,11 +246,12 @@ def describe(folder, split, tokenizer, shards, kinds, origin):
 @contextlib.contextmanager
 def begun_with(folder, plan):
     """Inside this `with`, write the parts of a dataset. `plan` is a text that names all files and
-    settings. A folder with parts that were begun with another plan is refused. If nothing is
-    written, because the first part is refused, say, nothing is left."""
+    settings. A folder with parts that were begun with another plan is refused. If an error comes
+    before the first part is complete, plan.json is removed, and the folder if it is empty."""
     path = folder / 'plan.json'
     names = [file.name for file in folder.iterdir()] if folder.exists() else []
-    # a command that was killed before its first part was complete leaves such files at most
+    # If the folder has no other files than these, a command was killed before its first part was
+    # complete.
     is_left_over = path.exists() and all(
         re.fullmatch(r'plan\.json|\..*\.unfinished|(train|val)_\d{5}\.bin', name) for name in names)
     is_same = path.exists() and path.read_text() == plan
@@ -282,7 +286,7 @@ def write_parts(folder, parts, how, workers, budget):
         run = map if workers == 1 else pool.map
         while n < budget and (some := list(itertools.islice(numbered, workers))):
             for part in run(write, *zip(*some)):
-                if n < budget:          # otherwise more were begun than were still needed
+                if n < budget:          # the last parts in parallel may be more than are needed
                     made.append(part)
                     n += part['train']['tokens']
                     bar.update(n - bar.n)
@@ -307,7 +311,7 @@ def make(folder, parts, how, workers=1, budget=math.inf):
     n = sum(part['train']['tokens'] for part in made)
     origin = asdict(how) | dict(documents=counts)
     (folder / 'train.json').unlink(missing_ok=True)     # written last, it completes a dataset
-    # The small shards of validation become one, because a window of text lies within a shard.
+    # The small shards of validation become one, because a row never crosses two shards.
     dtype = token_type(get_tokenizer(how.tokenizer).n_vocab)
     val = np.concatenate([np.fromfile(folder / part['val']['file'], dtype) for part in made])
     # Each token of text is marked as an answer of the kind 'text', so that a mixture can have a
@@ -317,7 +321,7 @@ def make(folder, parts, how, workers=1, budget=math.inf):
     shards = [part['train'] for part in made if part['train']['tokens']]
     describe(folder, 'train', how.tokenizer, shards, ['text'], origin)
     print(f'{folder}: {n:,} tokens of {counts["train"]:,} documents, and {counts["val"]:,} to '
-          f'validate with; left out, as empty or by a reasoning model: '
+          f'validate with; left out (empty, taken down, or by a reasoning model): '
           f'{sum(part["left out"] for part in made):,}')
     return n
 
@@ -382,11 +386,14 @@ def prepare(mixtures, argv=None, out=None):
                   val_every=options.val_every)
         budget = math.ceil(tokens * source.share / sum(shares.values()))
         files = files_of(source, options.source, out / source.name)
-        require(files, f'{source.name} has no parquet or JSON Lines file')
+        where = f'in {options.source / source.name}' if options.source else (
+            f'of {source.repo} that matches {source.files}')
+        require(files, f'there is no parquet or JSON Lines file {where}')
         # Each file is a part. Their order is drawn, so the first few are a fair sample of all.
         drawn = sorted(files, key=lambda name: hashlib.blake2b(name.encode()).hexdigest())
         n = make(out / source.name, [[files[name]] for name in drawn], how, options.workers, budget)
         if n < budget:
-            print(f'{source.name}: these are all, so they are read {budget / n:.1f} times')
+            print(f'{source.name} has only {n:,} of the {budget:,} tokens asked for, so training '
+                  f'reads it {budget / n:.1f} times')
     data = ','.join(f'{out / name}@{share:g}' for name, share in shares.items())
     print(f'{tokens:,} tokens in the mixture; nanodepth train --data={data}')

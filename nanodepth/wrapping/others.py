@@ -1,4 +1,4 @@
-"""Extend wrapper.py's `wrapped` to any decoder of transformers.
+"""Extend wrapper.py's `wrapped` to most decoders of Hugging Face's transformers.
 
 A Window needs an object `run` with run(x, items, depth), run.depth, run.start and run.cache, and
 with the methods wrote and forget, which decide the evaluation that a cache keeps. For an LM that
@@ -46,10 +46,11 @@ def wrapped(model, window=None, solver='anchored', K=3, cache='first', mode='blo
             check_kinds(model.config.get_text_config(), a, b)
             for each in make_windows(layers[a:b + 1], mode, solver, K, cache, decode, options):
                 stack.enter_context(replaying(each, layers, pin))
+            # each module that contains the window refuses output_hidden_states and the like
             for module in model.modules():
                 if module is not layers[a] and layers[a] in [*module.modules()]:
                     stack.callback(module.register_forward_pre_hook(
-                        refuse_insights, with_kwargs=True).remove)
+                        refuse_extra_outputs, with_kwargs=True).remove)
         yield given
 
 
@@ -84,17 +85,19 @@ class Replay:
         return x
 
     def wrote(self, depths):
+        "Return False, because no window is inside another one here."
         return False
 
     def forget(self, depths):
         self.is_forgotten = True
 
     def held(self):
-        "Return what the slots of the cache hold now. (An update gives a slot new tensors.)"
+        """Return what the slots of the cache hold now. (A shallow copy is enough, because an update
+        replaces the tensors of a slot, and does not change them.)"""
         return [dict(vars(slot)) for slot in self.slots]
 
     def put_back(self, held):
-        "Let the slots of the cache hold what `held` has returned earlier."
+        "Restore what held() returned earlier."
         for slot, values in zip(self.slots, held):
             vars(slot).clear()
             vars(slot).update(values)
@@ -113,8 +116,8 @@ def replaying(window, layers, pin):
                       if hasattr(value, 'get_seq_length')]
             now.run = Replay(x, caches[0] if caches else None, layers, window)
         run = getattr(now, 'run', None)
-        require(run and x is run.plain, 'the model changes the stream between the layers of this '
-                'window, as for an image: choose another window')
+        require(run and x is run.plain, 'the model adds something to the stream between the layers '
+                'of this window, as some do for images: choose another window')
         require(not (pin and layer.training and getattr(layer, 'gradient_checkpointing', False)),
                 'pin does not work with gradient checkpointing, which computes again: turn it off')
         run.calls[layer] = call
@@ -149,8 +152,8 @@ def replaying(window, layers, pin):
 
 @contextlib.contextmanager
 def called_by(call, module):
-    """Inside this `with`, module(...) is call(module, the ordinary call, ...). Python looks up a
-    call in the class of an object, so until the end the module has a subclass as its class."""
+    """Inside this `with`, module(...) becomes call(module, the ordinary call, ...). Python finds
+    __call__ in the class of an object, so the module gets a temporary subclass as its class."""
     kind = type(module)
     require(not hasattr(kind, 'is_wrapped'), 'a layer of this window is wrapped already')
 
@@ -211,13 +214,15 @@ def check_kinds(config, a, b):
 
 
 def slots_of(cache, places):
-    "Return the slots of a KV cache. Those of a window's layers, at these places, must be growing."
+    """Return the slots of a KV cache, and make those that are missing. A slot of a window's layer,
+    which has one of these places, must be able to grow."""
     while len(cache.layers) <= max(places):     # a DynamicCache makes slots when it needs them
         cache.layers.append(cache.layer_class_to_replicate())
     for place in places:
         slot = cache.layers[place]
         require(hasattr(slot, 'keys') and not slot.is_compileable,
-                f'{type(slot).__name__}: a wrapped model needs a KV cache that grows')
+                f'{type(slot).__name__}: a wrapped model needs a KV cache that grows, such as '
+                'DynamicCache()')
     return cache.layers
 
 
@@ -228,11 +233,11 @@ def routers_of(layer):
     return [module for module in found if isinstance(module, torch.nn.Module)]
 
 
-def refuse_insights(model, args, kwargs):
+def refuse_extra_outputs(model, args, kwargs):
     "Refuse output_hidden_states and the like, because a wrapped layer runs several times."
     for name in ('output_hidden_states', 'output_attentions', 'output_router_logits'):
         is_wanted = kwargs.get(name)
         if is_wanted is None:
             is_wanted = getattr(model.config, name, False)
-        require(not is_wanted, f'{name}: a wrapped layer has several of them: leave the `with` for '
-                'it')
+        require(not is_wanted, f'{name} is not possible here, because a wrapped layer runs several '
+                'times: set it to False (also in model.config), or leave the `with` for it')
