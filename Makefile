@@ -3,7 +3,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: all setup data lidas baseline smollm2 real test families readme demo browser compare_toy gpu_test clean
+.PHONY: all setup data lidas baseline smollm2 real test test-book families readme demo browser compare_toy gpu_test clean
 
 all: lidas                      # set up, grow the toy model, leave a picture and a sample of its text: 5 to 10 minutes
 
@@ -64,8 +64,15 @@ data/pydoc/train.json: out/smollm2/config.json     # Python's language reference
 test: .venv/tests               # every test, a worker a core: 3 minutes on two cores
 	@echo 'On two cores the tests take about 3 minutes.'
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --dist worksteal
-families: .venv/tests           # the wrapper and both exports on every family, in both forms of attention: 2 to 3 minutes
-	FAMILIES=all OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --dist worksteal tests/test_windows.py
+BOOK := .venv-book/bin/python
+.venv-book/ready: requirements.txt requirements-test.txt      # an environment with torch, numpy, tqdm and pytest alone
+	$(PYTHON) -m venv .venv-book
+	$(BOOK) -m pip install --quiet --disable-pip-version-check $(shell grep -hE '^(torch|numpy|tqdm|pytest)==' requirements.txt requirements-test.txt)
+	touch $@
+test-book: .venv-book/ready     # the tests of the seven files and training/: a minute after installing
+	OMP_NUM_THREADS=1 $(BOOK) -m pytest -q tests/book
+families: .venv/tests           # the wrapper on every family, in both forms of attention: 2 to 3 minutes
+	FAMILIES=all OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --dist worksteal tests/tools/test_wrapping.py
 real: smollm2                   # the published model beside transformers, and its scores beside lm-eval's own: 3 minutes
 	OMP_NUM_THREADS=2 $(PY) -m pytest -q tests/by_hand/real.py
 readme: smollm2                 # every command of README, COURSE and CHECKPOINT in a fresh clone: two hours
@@ -75,4 +82,4 @@ browser: | .venv/ready          # docs/demo.html by its steps in headless Chromi
 	$(PY) tests/by_hand/browser.py
 
 clean:                          # the data and the environment; out/ stays
-	rm -rf .venv data/toy/*.bin data/toy/*.marks data/toy/*.mask data/toy/*.json
+	rm -rf .venv .venv-book data/toy/*.bin data/toy/*.marks data/toy/*.mask data/toy/*.json

@@ -1,38 +1,27 @@
 """Fixtures for all tests. Each process uses one thread, because two workers share two cores."""
 import gc
-import json
 import os
-import random
 import shutil
 import signal
-import tempfile
 from multiprocessing import forkserver
-from pathlib import Path
 
 os.environ.setdefault('OMP_NUM_THREADS', '1')
-os.environ['HF_HUB_OFFLINE'] = '1'
-MODULES = tempfile.TemporaryDirectory()         # where transformers puts the code of folders
-os.environ['HF_MODULES_CACHE'] = MODULES.name
 
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
-from families import tiny as family  # noqa: E402
-from helpers import ROOT, SMALL, save_run, write_noise  # noqa: E402
-from matplotlib.figure import Figure  # noqa: E402
+from helpers import SMALL, save_run, write_dataset, write_noise  # noqa: E402
 
-from nanodepth import train  # noqa: E402
-from nanodepth.model import LM, ModelConfig  # noqa: E402
-from nanodepth.retrofit import core_of, surgery  # noqa: E402
-from nanodepth.text.tokenizer import write_tokenizer  # noqa: E402
-from nanodepth.text.tokens import write_dataset  # noqa: E402
-from nanodepth.training.plan import Config  # noqa: E402
+import train  # noqa: E402
+from model import LM, ModelConfig  # noqa: E402
+from retrofit import core_of, surgery  # noqa: E402
+from training.plan import Config  # noqa: E402
 
 torch.set_num_threads(1)
 
 
 def pytest_collection_finish():
-    "What has been imported stays: no collection of garbage needs to look at it again."
+    "Tell the garbage collector not to look at imported modules again, because they stay."
     gc.freeze()
     if 'PYTEST_XDIST_WORKER' in os.environ:     # imports while the first tests run
         forkserver.ensure_running()
@@ -40,14 +29,20 @@ def pytest_collection_finish():
 
 @pytest.fixture
 def undrawn(monkeypatch):
-    "Pictures are files without anything in them, which saves a second each."
+    "A training draws no picture, which would take a second."
     monkeypatch.setattr(train, 'draw', lambda *_: None)
-    monkeypatch.setattr(Figure, 'savefig', lambda self, file, **_: Path(file).touch())
+
+
+@pytest.fixture
+def no_gradients():
+    "Gradients are off."
+    with torch.no_grad():
+        yield
 
 
 @pytest.fixture
 def backward(monkeypatch):
-    "What `at_step` changes ends with the test. After it, too, a signal ends a process."
+    "What `at_step` changes ends with the test. Then, too, a signal ends a process."
     monkeypatch.setattr(train, 'backward', train.backward)
     yield
     assert signal.signal(signal.SIGTERM, signal.SIG_DFL) == signal.SIG_DFL
@@ -55,7 +50,7 @@ def backward(monkeypatch):
 
 @pytest.fixture
 def tiny():
-    "tiny(**fields) -> an LM with weights large enough that every layer matters."
+    "tiny(**fields) returns an LM with weights so large that every layer matters."
     def make(seed=0, std=0.2, order=None, **fields):
         torch.manual_seed(seed)
         fields = dict(vocab_size=50, n_layer=4, n_embd=32, n_head=4, context=32) | fields
@@ -71,48 +66,31 @@ def tiny():
 
 
 @pytest.fixture
+def six(tiny):
+    "An LM of six layers."
+    return tiny(n_layer=6, n_kv_head=2)
+
+
+@pytest.fixture(params=[False, True], ids=['plain', 'ln_scaling'])
+def plain_or_scaled(tiny, request):
+    "An LM of six layers. With LN-scaling, what a layer computes depends on its depth."
+    return tiny(n_layer=6, ln_scaling=request.param)
+
+
+@pytest.fixture
 def data(tmp_path):
-    "A small dataset of bytes with a pattern that can be learned: train and val in one folder."
+    "A small dataset of bytes with a pattern that can be learned, with both splits."
     rng = np.random.default_rng(0)
     for split, n in (('train', 6000), ('val', 800)):
         tokens = np.cumsum(rng.integers(1, 4, n)) % 97
         marks = np.array([129, 1, 0, 0, 0])[np.arange(n) % 5]       # answers of two tokens
-        write_dataset(tmp_path / 'data', split, 'bytes', tokens, marks=marks, kinds=['fifth'])
+        write_dataset(tmp_path / 'data', split, tokens, marks=marks, kinds=['fifth'])
     return tmp_path / 'data'
-
-
-@pytest.fixture(scope='session')
-def gemma(tmp_path_factory):
-    "(its folder, the model): a small Gemma 3 with windows of 8 tokens, which begins a text."
-    folder = tmp_path_factory.mktemp('gemma')
-    model = family('gemma3_text', vocab_size=257, max_position_embeddings=512, sliding_window=8)
-    model.save_pretrained(folder)
-    write_tokenizer('bytes', folder, 512)
-    return str(folder), model
-
-
-@pytest.fixture
-def manager(tmp_path, monkeypatch):
-    "lm-eval's, with a multiple choice, a generation and a perplexity task over a local file."
-    import lm_eval.evaluator    # which asks pip and the compilers what they are: a second each
-    monkeypatch.setattr(lm_eval.evaluator, 'add_env_info', lambda results: None)
-    folder = tmp_path / 'tasks'
-    folder.mkdir()
-    for path in (ROOT / 'tests/stored').glob('*.yaml'):
-        (folder / path.name).write_text(path.read_text().replace('FOLDER', str(folder)))
-    rng = random.Random(0)
-    docs = [dict(q=''.join(rng.choice('abc d') for _ in range(rng.randint(1, 110))) + 'x',
-                 options=[' red', ' green and blue', 'c'], same=['r', 'g', 'b'],
-                 gold=rng.randrange(3))
-            for _ in range(12)]
-    (folder / 'd.jsonl').write_text('\n'.join(map(json.dumps, docs)))
-    from lm_eval.tasks import TaskManager
-    return TaskManager(include_path=[str(folder), str(ROOT / 'data/evals')], include_defaults=False)
 
 
 @pytest.fixture
 def config(data, tmp_path, undrawn):
-    "config(**fields) -> a small run on the test data."
+    "config(**fields) returns the Config of a small run on `data`."
     def make(out='run', **fields):
         return Config(**SMALL | dict(data=str(data), out_dir=str(tmp_path / out)) | fields)
     return make
@@ -120,7 +98,7 @@ def config(data, tmp_path, undrawn):
 
 @pytest.fixture
 def recurrent(tiny, tmp_path):
-    "The settings of a run that goes on from a small cut of mean 3."
+    "The settings of a run that begins with a small recurrent model, whose mean r is 3."
     core = surgery(tiny(vocab_size=257, n_layer=6, context=16), '2-2-1', r=3, backprop_depth=2)
     torch.nn.init.normal_(core_of(core).adapter.weight, std=0.1)
     return dict(init_from=save_run(tmp_path / 'cut', core, flops=5, inherited_flops=2))
@@ -128,8 +106,8 @@ def recurrent(tiny, tmp_path):
 
 @pytest.fixture
 def placed(data, recurrent, tiny, tmp_path):
-    """placed(settings): those in which {data}, {mixture}, {other} (of another tokenizer), {cut},
-    {looped} and {scaled} are folders."""
+    """placed(settings) returns the settings with folders in place of {data}, {mixture}, {other}
+    (which has another tokenizer), {cut}, {looped} and {scaled}."""
     for name, n in (('a', 2000), ('b', 900)):
         write_noise(tmp_path / 'mixture' / name, [name], n)
     shutil.copytree(data, tmp_path / 'other')

@@ -1,5 +1,4 @@
-"""Test checkpoints: what is saved can be read again, and a bad file is refused. No command writes
-over a file of somebody else: it refuses before the work."""
+"Test training/checkpoint.py: what is saved can be read again, and a bad file is refused."
 import gc
 import math
 import os
@@ -11,18 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import ROOT, Times, logits, same, save_run, state_of
+from helpers import Times, logits, same, state_of
 
-from nanodepth.__main__ import main as nanodepth
-from nanodepth.common.errors import Refused, refusals
-from nanodepth.common.files import new_folder
-from nanodepth.model import Span, spans_in
-from nanodepth.models.authors import AuthorsCore
-from nanodepth.models.checkpoint import load_model
-from nanodepth.retrofit import Core, core_of
-from nanodepth.train import train
-from nanodepth.training.checkpoint import load, save, span_class, written
-from nanodepth.wrapper import Window
+from model import Refused, Span, spans_in
+from retrofit import Core, core_of
+from train import train
+from training.checkpoint import load, save, span_class, written
+from wrapper import Window
 
 
 class StreamCore(Core):
@@ -34,7 +28,6 @@ class StreamCore(Core):
 
 ORDERS = dict(
     core=[0, Core([1, 2], 3, 2), 3],
-    authors=[0, AuthorsCore([1, 2], 3, 2, start='authors', state_std=0.3), 3],
     window=[0, Window([1, 2], 'euler', K=2, cache='last', T=1.5), 3],
     window_in_core=[0, Core([1, Window([2], K=3, beta=0.3)], r=2), 3],
     window_beside_core=[Window([0], K=2, decode='bypass'), Core([1, 2], r=2), 3],
@@ -43,29 +36,30 @@ ORDERS = dict(
 
 
 @pytest.mark.parametrize('name', ORDERS)
-def test_order_that_is_saved_comes_back(name, tiny, tmp_path):
+def test_a_model_that_was_saved_is_the_same_when_it_is_read(name, tiny, tmp_path):
     model = tiny(vocab_size=257, order=ORDERS[name])
     if core := core_of(model):
         torch.nn.init.normal_(core.adapter.weight, std=0.1)
     save(tmp_path, model, [])
-    back, tokens = load_model(tmp_path), torch.arange(24).view(2, 12)
+    back, tokens = load(tmp_path)[0].eval(), torch.arange(24).view(2, 12)
     assert torch.equal(logits(back, tokens), logits(model, tokens))
     assert torch.equal(back.generate(tokens, 4, 0), model.generate(tokens, 4, 0))
     assert written(back.order) == written(model.order)
     assert list(map(type, spans_in(back.order))) == list(map(type, spans_in(model.order)))
-    assert back.head.weight is back.embed.weight and not back.training
+    assert back.head.weight is back.embed.weight
     assert same(back.state_dict(), model.state_dict())
-    for span in spans_in(model.order):          # as a Span promises
+    for span in spans_in(model.order):          # settings() are the arguments of the class
         assert str(type(span)(span.items, **span.settings())) == str(span)
 
 
-def test_span_class_is_known_by_its_name(tmp_path):
-    "Of one file the last one counts, as of a script that is imported, too. Of several files, none."
+def test_the_class_of_a_span_is_found_by_its_name(tmp_path):
+    """If a file was run twice, its last class counts. If two files define a class of this name, the
+    name is refused."""
     with pytest.raises(Refused, match='the class Named of a Span is needed: name its file first'):
         span_class('Named')
     files = [tmp_path / 'one.py', tmp_path / 'two.py']
     for file, times in zip(files, (2, 3)):
-        file.write_text('from nanodepth.model import Span\n'
+        file.write_text('from model import Span\n'
                         f'class Named(Span):\n    def times(self):\n        return {times}\n')
     kept = [runpy.run_path(str(files[0]), run_name=name) for name in ('__main__', 'one', 'config')]
     assert span_class('Named') is kept[2]['Named']
@@ -77,7 +71,7 @@ def test_span_class_is_known_by_its_name(tmp_path):
 
 
 def test_save_refuses_what_could_not_be_read(tiny, tmp_path):
-    "And what was saved before stays."
+    "The checkpoint that was saved before stays."
     class Keeps(Span):
         def __init__(self, items, kept):
             super().__init__(items)
@@ -97,9 +91,9 @@ def test_save_refuses_what_could_not_be_read(tiny, tmp_path):
         assert (tmp_path / 'ckpt.pt').read_bytes() == before
 
 
-def test_a_span_that_could_not_be_opened_again_is_told_before_the_first_step(config):
-    "And no checkpoint is left, which the next start would have to resume."
-    class Core(Span):                           # the name of the book's
+def test_a_span_with_the_name_of_another_is_refused_before_the_first_step(config):
+    "No checkpoint is left, because the next start would have to resume it."
+    class Core(Span):                           # retrofit.py has a Core
         pass
     c = config(n_layer=3, order=[0, Core([1]), 2])
     with pytest.raises(Refused, match='could be opened again: .*Spans of several files are called'):
@@ -111,6 +105,7 @@ def test_a_span_that_could_not_be_opened_again_is_told_before_the_first_step(con
 
 
 def span(step, **settings):
+    "Return a Span as a checkpoint stores it, with a file that must not be run."
     return dict(step=step, items=[1], settings=settings, file='evil.py', module='evil')
 
 
@@ -121,21 +116,21 @@ def span(step, **settings):
     (span('Window', solver='evil.rk'), 'solver=evil.rk: known are naive, anchored'),
     *((span(name), 'of a Span is needed')
       for name in ('Evil', 'evil', 'evil.Evil', 'evil:Evil', 'evil.py', './evil.py:Evil'))])
-def test_order_of_a_checkpoint_is_known_or_refused(item, message, tiny, tmp_path, monkeypatch):
-    "And a file that it names is never run."
+def test_an_unknown_span_is_refused_and_its_file_not_run(item, message, tiny, tmp_path,
+                                                         monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / 'evil.py').write_text('open("it ran", "w")\nfrom nanodepth.retrofit import Core\n'
+    (tmp_path / 'evil.py').write_text('open("it ran", "w")\nfrom retrofit import Core\n'
                                       'rk = Evil = Core\n')
     save(tmp_path, tiny(), [])
     state = state_of(tmp_path) | dict(order=[0, item, 3], classes='evil.py', config=item)
     torch.save(state, tmp_path / 'ckpt.pt')
     with pytest.raises(Refused, match=message):
-        load_model(tmp_path)
+        load(tmp_path)
     assert not (tmp_path / 'it ran').exists() and 'evil' not in sys.modules
 
 
-def test_broken_checkpoint_is_refused_and_its_code_not_run(tmp_path, tiny):
+def test_a_broken_checkpoint_is_refused_and_its_code_not_run(tmp_path, tiny):
     class Code:
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / 'it ran'),)
@@ -144,53 +139,9 @@ def test_broken_checkpoint_is_refused_and_its_code_not_run(tmp_path, tiny):
     torch.save(dict(model=Code()), path)
     with_code = path.read_bytes()
     save(tmp_path, tiny(), [])
-    whole, state = path.read_bytes(), state_of(tmp_path)
+    whole = path.read_bytes()
     for raw in (b'', whole[:-1], with_code, pickle.dumps(Code())):
         path.write_bytes(raw)
-        for open_it in (load_model, load):
-            with pytest.raises((EOFError, RuntimeError, pickle.UnpicklingError)):
-                open_it(tmp_path)
+        with pytest.raises((EOFError, RuntimeError, pickle.UnpicklingError)):
+            load(tmp_path)
     assert not (tmp_path / 'it ran').exists()
-    state['model']['norm.weight'][3] = math.inf
-    torch.save(state, path)
-    with pytest.raises(Refused, match='norm.weight has numbers that are not finite'):
-        load_model(tmp_path)
-
-
-def test_models_folder_is_whole_or_not_there(tmp_path):
-    with pytest.raises(KeyboardInterrupt), new_folder(tmp_path / 'new') as folder:
-        (folder / 'half').touch()
-        raise KeyboardInterrupt
-    assert not [*tmp_path.iterdir()]
-
-
-COMMANDS = [        # (a command, files that stand in its way: any in a model's folder; in that of a
-                    # dataset, one that would be written over or read with it)
-    ('export', ['{run}', '{out}'], ['README.md', 'model.safetensors']),
-    ('cut', ['{run}', '1-1-1', '--out={out}'], ['notes.txt', 'tokenizer.json']),
-    ('evaluate', ['{run}', '--tasks=toy_copy', '--out={out}/e.csv'], ['e.csv']),
-    ('prepare', ['{text}', '--out={out}'],
-     ['train.json', 'val.json', 'val_000.bin', 'train_000.mask', 'ckpt.pt'])]
-MINE = 'three weeks of notes'
-
-
-def prepare(argv):
-    with refusals('prepare'):
-        runpy.run_path(str(ROOT / 'data/text/prepare.py'))['main'](argv)
-
-
-@pytest.mark.parametrize('name, argv, file', [
-    (name, argv, file) for name, argv, files in COMMANDS for file in files])
-def test_command_writes_over_no_other_file(name, argv, file, tiny, tmp_path, capsys):
-    run, out, text = tmp_path / 'run', tmp_path / 'out', tmp_path / 'notes.txt'
-    save_run(run, tiny(vocab_size=257, n_layer=3, context=64))
-    text.write_text('\n\n'.join(f'{i} ' * 900 for i in range(20)))
-    out.mkdir()
-    (out / file).write_text(MINE)
-    argv = [word.format(run=run, out=out, text=text) for word in argv]
-    with pytest.raises(SystemExit) as end:
-        prepare(argv) if name == 'prepare' else nanodepth(name, argv)
-    said = capsys.readouterr()
-    assert end.value.code == 2 and said.err.startswith(f'{name}: ') and not said.out
-    assert str(out) in said.err and [path.name for path in out.iterdir()] == [file]
-    assert (out / file).read_text() == MINE

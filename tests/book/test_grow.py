@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 import torch
 from helpers import same
+from own_spans import GatedLoop, names
 
-from nanodepth.commands.train import empty, planned
-from nanodepth.grow import (double, growth_plan, lidas, midas, prop_schedule, stack,
-                            states_of_copies, untie)
-from nanodepth.model import Refused
-from nanodepth.retrofit import core_of, surgery
-from nanodepth.common.options import read
-from nanodepth.training.optimizers import load_states, make_optimizers, states_of
-from nanodepth.training.plan import Config, changes
+from grow import double, growth_plan, lidas, midas, prop_schedule, stack, states_of_copies, untie
+from model import Refused
+from retrofit import core_of, surgery
+from training.optimizers import load_states, make_optimizers, states_of
+from training.plan import Config
+from training.settings import read
 
 
 def test_growth_operators_of_the_papers():
-    "Blocks of four: the start of the slice that stands there twice, for 4 -> 8 up to 28 -> 32."
+    """With blocks of four layers, from 4 -> 8 up to 28 -> 32. `starts` are the first layers of the
+    slices that are copied."""
     for operator, starts in ((midas, [0, 0, 4, 4, 8, 8, 12]), (lidas, [0, 2, 4, 6, 8, 10, 12])):
         for n, start in zip(range(4, 32, 4), starts):
             assert operator(n, 4) == [*range(start + 4), *range(start, n)]
@@ -35,7 +35,8 @@ def test_growth_operators_of_the_papers():
 @pytest.mark.parametrize('fields', [dict(),
                                     dict(tie_embeddings=False, ln_scaling=True, n_kv_head=2)],
                          ids=['tied', 'untied'])
-def test_untie_is_the_looped_model(tiny, order, fields):
+def test_untie_computes_what_the_looped_model_does(tiny, order, fields):
+    "It shares no memory with that model, which stays as it was."
     model = tiny(**fields)
     tokens = torch.randint(50, (2, 9))
     before = copy.deepcopy(model.state_dict())
@@ -52,7 +53,7 @@ def test_untie_is_the_looped_model(tiny, order, fields):
 
 @pytest.mark.parametrize('core', [False, True])
 @pytest.mark.parametrize('kind', ['--optimizer=muon', '--optimizer=adamw', 'config/adamw_star.py'])
-def test_untie_copies_optimizer_states(tiny, kind, core):
+def test_untied_layers_get_copies_of_the_optimizer_states(tiny, kind, core):
     model, order = tiny(), [0, 1, 2, 1, 2, 3]
     given = order
     if core:
@@ -90,28 +91,13 @@ def test_untie_copies_optimizer_states(tiny, kind, core):
     assert len({*memory}) == len(memory)
 
 
-@pytest.mark.parametrize('grows, ordinary, parameters, grown, full, lengths', [
-    ('360m_lidas', '360m_baseline', 361_821_120, 476_147.897, 613_527.488,
-     [4722, 9444, 14166, 18888, 23611, 28333, 33055, 37781]),
-    ('1b7_lidas', '1b7_baseline', 1_711_376_384, 3_736_608.182, 4_813_222.102,
-     [8095, 16190, 24285, 32380, 40476, 48574])])
-def test_growth_configs_give_table_7(grows, ordinary, parameters, grown, full, lengths):
-    run, deep = (read(Config, [f'config/smollm_{name}.py']) for name in (grows, ordinary))
-    assert empty(run, run.n_layer).num_params() == parameters
-    assert round(planned(run) / 1e15, 3) == grown and round(planned(deep) / 1e15, 3) == full
-    assert prop_schedule(170_000, len(lengths)) == lengths
-    starts = [sum(lengths[:i]) for i in range(len(lengths))]
-    assert [change.step for change in changes(run)] == starts[1:]
-    assert all(change.copies for change in changes(run))
-
-
 def test_growth_plan_by_hand():
     assert prop_schedule(100, 4, 0) == [25, 25, 25, 25]
     assert prop_schedule(111, 3, -1) == [60, 30, 21]
     assert growth_plan('double', 2, 8, 2, 70) == [(11, double(2, 2)), (34, double(4, 2))]
     assert growth_plan('stack', 4, 6, 2, 90) == [(30, stack(4, 2))]
     [(_, order)] = growth_plan(lambda n, block: np.r_[0:n, 0:block], 2, 4, 2, 9)
-    assert json.dumps(order) == '[0, 1, 0, 1]'          # numpy's numbers are whole numbers
+    assert json.dumps(order) == '[0, 1, 0, 1]'          # numbers of numpy become int
 
 
 @pytest.mark.parametrize('grow, start, end, block, message', [
@@ -121,6 +107,29 @@ def test_growth_plan_by_hand():
     ('lidas', 8, 8, 2, 'lidas cannot grow from 8 layers to 8'),
     (lambda n, block: [*range(n)], 2, 8, 2, 'must return more than 2 layers'),
     (lambda n, block: [*range(n + block)], 2, 8, 2, 'must return more than 2 layers')])
-def test_growth_plan_refuses(grow, start, end, block, message):
+def test_a_growth_that_misses_its_depth_is_refused(grow, start, end, block, message):
     with pytest.raises(Refused, match=message):
         growth_plan(grow, start, end, block, 3)
+
+
+TEXTS = torch.randint(50, (2, 16), generator=torch.Generator().manual_seed(0))
+
+
+def test_a_span_is_copied_with_its_weights_and_states(tiny):
+    model = tiny(order=[0, GatedLoop([1, 2]), 3])
+    optimizers = make_optimizers(model, Config(lr=1e-2))
+    for _ in range(2):
+        model(TEXTS, TEXTS).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    twin = copy.deepcopy(model)
+    assert twin.spans[0] is twin.order[1] and twin.spans[0] is not model.spans[0]
+    assert torch.equal(twin(TEXTS), model(TEXTS))
+    new = untie(model, model.order)
+    assert torch.equal(new(TEXTS), model(TEXTS))
+    assert new.spans[0].vectors is not model.spans[0].vectors
+    states = states_of(optimizers, model)
+    copies = {kind: states_of_copies(of_kind, model.order) for kind, of_kind in states.items()}
+    assert same(copies['AdamW']['spans.0.vectors'], states['AdamW']['spans.0.vectors'])
+    assert {*copies['AdamW'], *copies['Muon']} == {*names(new)}

@@ -1,7 +1,7 @@
-"Test that a stopped or killed run ends as if nothing had happened, and that nothing is lost."
+"""Test training/start.py: a run that was stopped or killed ends as if nothing had happened, a
+branch equals a run from the start, and nothing is lost."""
 import dataclasses
 import functools
-import math
 import os
 import shutil
 import signal
@@ -10,31 +10,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import (at_step, bpe, by_layer, flags, left_by, log_of, ranks, refused, same,
-                      state_of, stop_at, Times, weights_of)
+from helpers import (Times, by_layer, flags, left_by, log_of, ranks, same, state_of, stop_at,
+                     weights_of, write_dataset)
 
-from nanodepth.common import files
-from nanodepth import train as train_file
-from nanodepth.model import LM, ModelConfig, Refused, Span
-from nanodepth.models.checkpoint import load_model
-from nanodepth.scoring.rows import data_scores
-from nanodepth.text.tokenizer import get_tokenizer
-from nanodepth.text.tokens import write_dataset
-from nanodepth.train import train
-from nanodepth.training import machine
-from nanodepth.training.loader import Loader
-from nanodepth.training.plan import seed_for
+from model import Refused
+from train import train
+from training.plan import Config
+from training.settings import read
 
 pytestmark = pytest.mark.usefixtures('backward')
 
 
 def shaken(new, old):
+    "Change the weights of new layers, as a growth may do."
     for p in new.parameters():
         p.mul_(1 + 0.01 * torch.randn_like(p))
 
 
 class Halves(torch.optim.SGD):
-    "Its momentum is in bfloat16."
+    "An SGD whose momentum is in bfloat16."
+
     @torch.no_grad()
     def step(self):
         for p in (p for group in self.param_groups for p in group['params'] if p.grad is not None):
@@ -43,13 +38,15 @@ class Halves(torch.optim.SGD):
 
 
 def halves(model, c):
-    "The first layer does not learn, but its copies do."
+    "Return an optimizer with which the first layer does not learn, but its copies do."
     model.layers[0].requires_grad_(False)
     return [Halves([p for p in model.parameters() if p.requires_grad], c.lr)]
 
 
 # 1, 2, 3, 4 layers from steps 0, 1, 4, 8
 GROW = dict(grow='lidas', grow_block=1, n_layer=4, steps=18, decay_steps=3)
+
+
 KINDS = dict(       # the settings of a run, and after which steps it is stopped
     plain=(dict(optimizer='adamw', keep_every=3), [6]),
     grown=(GROW | dict(init=shaken, keep_stages=True, cooldown_loop='1-2x2-1'),
@@ -65,25 +62,26 @@ KINDS = dict(       # the settings of a run, and after which steps it is stopped
 
 
 def stop_the_second(step):
+    "Send the second process a signal in a step."
     if os.environ['RANK'] == '1':
         stop_at(step)
 
 
 def run(kind, c, step=None):
-    "The run from where it is, up to a signal in this step, if any: what it returned."
+    "Train until a signal in this step, or to the end. Return the number of the signal, or 0."
     if kind != 'three_processes':
         if step is not None:
             stop_at(step)
         return train(c)
-    # three, because to divide by three is not to multiply by a third
+    # three processes, because dividing by 3 is not the same as multiplying by a third
     ended = ranks(c, 3, step and functools.partial(stop_the_second, step))
     assert len({*ended.codes}) == 1, ended.stderr
     return max(0, ended.codes[0] - 128)
 
 
 @pytest.mark.parametrize('kind', KINDS)
-def test_resume_after_a_stop_to_the_last_bit(kind, config, placed):
-    "Also before, at and behind a growth, and around the first step of a cool-down."
+def test_a_stopped_run_ends_equal_to_the_last_bit(kind, config, placed):
+    "Stops come before, at and after a growth, and around the first step of a cool-down."
     whole, stopped = (config(name, **placed(KINDS[kind][0])) for name in ('whole', 'stopped'))
     assert run(kind, whole) == 0
     last = 0
@@ -96,7 +94,7 @@ def test_resume_after_a_stop_to_the_last_bit(kind, config, placed):
 
 
 def die_while_saving():
-    "In the middle of the third checkpoint, by a signal that no process can answer."
+    "From now on, kill this process in the middle of writing its third checkpoint."
     real, calls = torch.save, []
 
     def save(state, path):
@@ -109,26 +107,27 @@ def die_while_saving():
 
 
 @pytest.mark.parametrize('kind', ['plain', 'grown'])
-def test_resume_after_a_kill_while_saving(kind, config):
+def test_a_run_that_was_killed_while_saving_ends_equal_to_the_last_bit(kind, config):
+    "What the killed process has left is removed after a day."
     whole, killed = (config(name, **KINDS[kind][0]) for name in ('whole', 'killed'))
     train(whole)
     ended = ranks(killed, n=1, before=die_while_saving)
     assert ended.codes == [-signal.SIGKILL], ended.stderr
     assert state_of(killed)['step'] == dict(plain=3, grown=1)[kind]
     with open(Path(killed.out_dir) / 'log.jsonl', 'a') as file:
-        file.write('{"step": 39, "los')                 # as if the disk had got half a line
+        file.write('{"step": 39, "los')                 # as if half a line was written
     [left] = Path(killed.out_dir).glob('.*')    # another process may still write it
     train(killed)
     assert left_by(killed) == left_by(whole) and left.exists()
-    os.utime(left, (0, 0))                      # nobody writes a file of 1970
+    os.utime(left, (0, 0))                      # no process still writes a file of 1970
     train(killed)
     assert not left.exists()
-    # a copy over one does not change another
+    # no two checkpoints are one file, so writing over one does not change another
     assert {path.stat().st_nlink for path in Path(killed.out_dir).glob('*.pt')} == {1}
 
 
-def test_resume_of_a_finished_run(config):
-    "A signal in its last step ends no other run than a finished one."
+def test_a_finished_run_does_nothing_more(config):
+    "A signal in the last step changes nothing. Settings that do not change the model may differ."
     c = config()
     stop_at(12)
     assert train(c) == 0 and state_of(c)['step'] == 12
@@ -168,15 +167,16 @@ def test_a_closed_terminal_stops_a_run_unless_nohup_ignores_it(config, monkeypat
         signal.signal(signal.SIGHUP, before)
 
 
-def test_resume_notices_changed_data(config, data, placed, tmp_path):
-    "Its tokens, or the shares of a mixture, but not that they are elsewhere."
+def test_a_resume_with_other_data_is_refused(config, data, placed, tmp_path):
+    """Other tokens or other shares of a mixture are refused. The same data in another folder are
+    not."""
     plain, mixed = config(), config('mixed', **placed(dict(data='{mixture}')))
     cooled = config('cooled', cooldown_data=str(data))
     for c in (plain, mixed, cooled):
         train(c)
     moved = str(shutil.copytree(data, tmp_path / 'moved'))
     assert train(config('cooled', data=moved, cooldown_data=moved)) == 0
-    write_dataset(data, 'val', 'bytes', np.arange(800) % 97)
+    write_dataset(data, 'val', np.arange(800) % 97)
     other_shares = dataclasses.replace(mixed, data=mixed.data.replace('0.7', '0.6'))
     for c in (plain, other_shares):
         with pytest.raises(Refused, match='began with other data'):
@@ -185,7 +185,8 @@ def test_resume_notices_changed_data(config, data, placed, tmp_path):
 
 GROWS = dict(grow='lidas', grow_block=1)
 CUT = dict(cut='1-1-1', curriculum=0.0)
-BRANCHES = dict(        # the settings of a trunk, those of its branch, where the trunk was stopped
+# {name: (settings of a trunk, settings of its branch, the step after which the trunk was stopped)}
+BRANCHES = dict(
     decays_earlier=({}, dict(decay_steps=16), 20),
     longer=({}, dict(steps=48), 30),
     other_data=(dict(optimizer='adamw'), dict(optimizer='adamw', cooldown_data='{data}'), 32),
@@ -195,7 +196,7 @@ BRANCHES = dict(        # the settings of a trunk, those of its branch, where th
 
 @pytest.mark.parametrize('name', BRANCHES)
 def test_branch_equals_a_run_from_the_start(name, config, placed, capsys):
-    "It is resumed like any run, needs the trunk no more, and may be a trunk itself."
+    "It is resumed like any run, and does not need the trunk after its start."
     old, new, at = BRANCHES[name]
     base = dict(n_layer=3, steps=40, decay_steps=8, eval_every=100)
     trunk = config('trunk', **placed(base | old))
@@ -208,7 +209,7 @@ def test_branch_equals_a_run_from_the_start(name, config, placed, capsys):
     train(branch)
     said = capsys.readouterr().out
     assert f'a branch of {trunk.out_dir} after step {at}, with ' in said
-    assert 'ffn_dim=None' not in said           # what the model decides is no difference
+    assert 'ffn_dim=None' not in said           # settings that the model decides are not listed
     shutil.rmtree(trunk.out_dir)
     train(branch)
     train(whole)
@@ -218,8 +219,8 @@ def test_branch_equals_a_run_from_the_start(name, config, placed, capsys):
     assert found == wanted
 
 
-def test_branch_refuses(config, placed):
-    "Each is a line, and leaves no folder."
+def test_a_branch_that_does_not_fit_is_refused(config, placed):
+    "No folder is left."
     trunk, loop = config('trunk'), config('loop', loop='2x2')
     grown = config('grown', grow='lidas', grow_block=1, n_layer=3)
     for c in (trunk, loop, grown):
@@ -237,8 +238,8 @@ def test_branch_refuses(config, placed):
         assert not Path(c.out_dir).exists()
 
 
-def test_branch_has_the_shape_of_its_trunk(config, capsys):
-    "Whatever was typed. A line says so, and says how many parameters begin with new states."
+def test_a_branch_has_the_shape_of_its_trunk(config, capsys):
+    "A line says which settings differ, and how many parameters begin with new optimizer states."
     trunk = config('trunk')
     train(trunk)
     c = config('x', branch_from=trunk.out_dir, steps=20, n_layer=4, n_embd=64, optimizer='adamw')
@@ -249,138 +250,45 @@ def test_branch_has_the_shape_of_its_trunk(config, capsys):
     assert ("with optimizer='adamw' and not 'muon'; steps=20 and not 12; 14 parameters begin with "
             'new optimizer states') in said
     assert log_of(c)[-1]['n_layer'] == 2
-    # a resume need not repeat where it began, but may not say otherwise
+    # a resume need not name the trunk again, but may not name another one
     assert train(dataclasses.replace(c, branch_from=None)) == 0
     with pytest.raises(Refused, match="with branch_from=.* and not 'elsewhere'"):
         train(dataclasses.replace(c, branch_from='elsewhere'))
 
 
-def test_train_ends_at_a_loss_of_nan(config, capsys):
-    "Without one, too, the run goes on as if nothing had been. The status is no signal's."
-    good, c = config('good'), config()
-    train(good)
-    at_step(6, lambda loss: loss * math.nan)
-    line = refused(capsys, 'train', *flags(c))
-    assert 'step 6 was not taken: loss nan' in line and f'--branch_from={c.out_dir}' in line
-    assert state_of(c)['step'] == 4
-    lower = config('lower', lr=1e-3, grad_clip=0.5, branch_from=c.out_dir)
-    train(lower)
-    lines = {line['step']: line for line in log_of(lower)}
-    assert [lines[step]['lr'] for step in (4, 5)] == [3e-3, 1e-3] and len(lines) == 13
-    train(c)
-    assert left_by(c) == left_by(good)
+OWN_SPAN = """
+from model import Span
+
+_SHARE = 0.5
 
 
-class Drops(Span):
-    "A Span of one's own that draws from torch, in training only."
-
-    def __call__(self, run, x):
-        return torch.nn.functional.dropout(run(x, self.items), 0.2, run.model.training)
+def _share():
+    return _SHARE       # a comment
 
 
-class Shakes(torch.optim.SGD):
-    def step(self):
-        super().step()
-        for p in self.param_groups[0]['params']:
-            p.data += 1e-3 * torch.randn_like(p)
+class Shares(Span):
+    def forward(self, run, x):
+        "Moves the stream by a share."
+        return x + _share() * (run(x, self.items) - x)
 
 
-def shakes(model, c):
-    return [Shakes(model.parameters(), c.lr)]
+n_layer = 3
+order = [0, Shares([1]), 2]
+"""
 
 
-DRAWS = dict(order=[0, Drops([1])], optimizer=shakes)
+def test_an_edited_span_is_noticed_and_an_edited_comment_is_not(config, tmp_path):
+    "An edited function or constant that the Span uses is noticed, too."
+    file = tmp_path / 'own.py'
 
-
-def test_train_draws_follow_seed_and_step(config):
-    "Neither a stop nor how often is measured changes them, and nothing is dropped in validation."
-    whole, stopped, often = (config(name, **DRAWS) for name in ('whole', 'stopped', 'often'))
-    train(whole)
-    stop_at(5)
-    train(stopped)
-    train(stopped)
-    assert left_by(stopped) == left_by(whole)
-    train(dataclasses.replace(often, eval_every=1, log_every=100, save_every=100))
-    assert same(weights_of(often), weights_of(whole))
-    val = Loader(whole.data, 4, 16, 'val')
-    loss = data_scores(load_model(whole.out_dir), val, whole.eval_batches)['loss'].mean
-    assert log_of(whole)[-1]['val_loss'] == pytest.approx(loss, rel=1e-6)
-
-
-def note_draws():
-    real = train_file.backward
-
-    def noted(run, now, batch):
-        loss = real(run, now, batch)
-        with open(Path(run.c.out_dir).with_name(f'draws-{machine.process()[0]}'), 'a') as file:
-            file.write(f'{torch.rand(()).item()}\n')
-        return loss
-    train_file.backward = noted
-
-
-def test_train_draws_of_two_processes(config, tmp_path):
-    c = config(**DRAWS | dict(steps=3, warmup_steps=0, decay_steps=1))
-    ended = ranks(c, before=note_draws)
-    assert ended.codes == [0, 0], ended.stderr
-    first, second = ((tmp_path / f'draws-{rank}').read_text().split() for rank in (0, 1))
-    assert first == second and len({*first}) == 3
-
-
-def test_init_from_decides_the_shape(config):
-    parent = config('parent', n_layer=3, loop='1-2x2', context=32)
-    train(parent)
-    child = config('child', init_from=parent.out_dir, decay_steps=0, n_layer=5)
-    train(child)
-    shape = state_of(child)['model_config']
-    assert (shape['n_layer'], shape['head_dim'], shape['ffn_dim']) == (3, 16, 96)
-    assert state_of(child)['config']['n_layer'] == 5        # as it was typed
-    model, last = load_model(child.out_dir), log_of(child)[-1]
-    assert (model.order, model.config.context) == ([0, 1, 2, 1, 2], 32)
-    assert last['flops'] == model.flops_per_token(context=16) * last['tokens']
-    shutil.rmtree(parent.out_dir)       # a resume needs it no more
-    assert train(child) == 0
-    with pytest.raises(Refused, match='holds a run with n_layer=5 and not 8'):
-        train(dataclasses.replace(child, n_layer=8))
-
-
-def test_train_batch_without_a_target(config, tmp_path):
-    for split in ('train', 'val'):
-        write_dataset(tmp_path / 'd', split, 'bytes', [1] * 340, mask=[0] * 340,
-                      marks=[129] * 340, kinds=['copy'])
-    c = config(data=str(tmp_path / 'd'), optimizer='adamw', weight_decay=0.0, grad_accum=2,
-               eval_batches=1)
-    assert ranks(c).codes == [0, 0]
-    torch.manual_seed(seed_for(0, 'init'))
-    start = LM(ModelConfig(**state_of(c)['model_config']))
-    assert same(weights_of(c), start.state_dict())
-    last = log_of(c)[-1]
-    assert (last['step'], last['val_loss'], last['kinds']) == (c.steps, 0, {})
-
-
-def test_write_dataset_killed_is_no_dataset(tmp_path, monkeypatch):
-    write_dataset(tmp_path, 'train', 'bytes', [1] * 40)
-    real = files.replace
-
-    def killed(path, raw):
-        real(path, raw)
-        raise KeyboardInterrupt
-    monkeypatch.setattr('nanodepth.text.tokens.replace', killed)
-    with pytest.raises(KeyboardInterrupt):
-        write_dataset(tmp_path, 'train', 'bytes', [2] * 40)
-    with pytest.raises(Refused, match='there is no data in'):
-        Loader(tmp_path, 1, 8)
-
-
-def test_train_keeps_its_tokenizer_file(config, tmp_path):
-    "A dataset has its own, and so has a run: the folders that they are from may go."
-    bpe(tmp_path / 'tok')
-    made = (tmp_path / 'tok/tokenizer.json').rename(tmp_path / 'tok/mine.json')
-    (made.parent / 'chat_template.jinja').write_text('of something else')
-    for split in ('train', 'val'):
-        write_dataset(tmp_path / 'bpe', split, made, np.arange(3000) % 250)
-    tokens = get_tokenizer(made).encode('ab')
-    shutil.rmtree(tmp_path / 'tok')
-    train(config(data=str(tmp_path / 'bpe')))
-    shutil.rmtree(tmp_path / 'bpe')
-    assert not [*tmp_path.rglob('*.jinja')]
-    assert get_tokenizer(tmp_path / 'run').encode('ab') == tokens != [97, 98]
+    def own(text):
+        file.write_text(text)
+        return read(Config, [str(file), *flags(config(n_layer=3))])
+    train(own(OWN_SPAN))
+    for before, after in (('# a comment', ''), ('"Moves the stream by a share."', '"Other words."'),
+                          ('def forward', 'def  forward')):
+        assert train(own(OWN_SPAN.replace(before, after))) == 0
+    for before, after in (('x + _share', 'x - _share'), ('= 0.5', '= 0.6'),
+                          ('return _SHARE', 'return 2 * _SHARE')):
+        with pytest.raises(Refused, match='holds a run with class Shares='):
+            train(own(OWN_SPAN.replace(before, after)))

@@ -1,77 +1,322 @@
-"Test train.py: a training step does what the plan computes, and costs what the plan computes."
+"""Test train.py: a training step does what the plan computes, and costs what the plan computes. A
+run does the same in pieces, in several processes, and in an empty folder."""
 import json
 import math
+import os
 import re
+import shutil
+import signal
+import subprocess
+import sys
 import weakref
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from helpers import by_layer, flags, log_of, ranks, ROOT, same, save_run, state_of, weights_of
+from helpers import (ROOT, at_step, by_layer, flags, left_by, log_of, measured_slowly, ranks, same,
+                     save_run, state_of, stop_at, weights_of, write_dataset)
+from own_spans import GatedLoop, SlowCore, names, penalty
 
-from nanodepth import train as train_file
-from nanodepth.common.options import read
-from nanodepth.grow import states_of_copies, untie
-from nanodepth.model import LM, ModelConfig, Refused, unrolled
-from nanodepth.models.checkpoint import load_model
-from nanodepth.retrofit import Core, core_of, sample_recurrence, surgery
-from nanodepth.scoring.rows import data_scores
-from nanodepth.text.tokens import write_dataset
-from nanodepth.train import train
-from nanodepth.training import loader as loader_file, machine
-from nanodepth.training.checkpoint import load
-from nanodepth.training.loader import Loader
-from nanodepth.training.optimizers import Muon, load_states, make_optimizers, states_of
-from nanodepth.training.plan import (Config, changes, first_n_layer, generator_for, model_config,
-                                     plan, seed_for)
+import model as model_file
+import train as train_file
+from grow import states_of_copies, untie
+from model import LM, ModelConfig, Refused, Span, unrolled
+from retrofit import Core, core_of, surgery
+from train import train
+from training import machine
+from training.checkpoint import load
+from training.loader import Loader
+from training.machine import machine_of
+from training.optimizers import load_states, make_optimizers, states_of
+from training.plan import (Config, changes, first_n_layer, generator_for, model_config, plan,
+                           seed_for)
+from training.settings import read
+
+pytestmark = pytest.mark.usefixtures('backward')
+
+
+@pytest.mark.parametrize('dtype', ['bfloat16', 'float32'])
+def test_layers_compute_in_the_dtype_of_the_run(dtype, config, monkeypatch):
+    seen, real = [], model_file.MLP.forward
+
+    def forward(mlp, x):
+        seen.append(mlp.gate(x).dtype)
+        return real(mlp, x)
+    monkeypatch.setattr(model_file.MLP, 'forward', forward)
+    train(config(steps=2, warmup_steps=0, decay_steps=1, dtype=dtype))
+    assert {*seen} == {getattr(torch, dtype)}
+    assert {t.dtype for t in weights_of(config()).values()} == {torch.float32}
+
+
+def test_mfu_is_the_share_of_the_peak(config, monkeypatch):
+    monkeypatch.setattr(train_file, 'machine_of', lambda c: replace(machine_of(c), peak=1e8))
+    c = config()
+    train(c)
+    flops, last = load(c.out_dir)[0].flops_per_token(), log_of(c)[-1]
+    assert last['mfu'] == pytest.approx(flops * last['tokens_per_s'] / 1e8, rel=1e-2)
+
+
+TINY = ('--n_embd=32 --n_head=2 --head_dim=16 --n_layer=8 --steps=16 --batch_size=4 --context=8 '
+        '--eval_every=4 --eval_batches=1 --log_every=1 --device=cpu')
+
+
+STOP = '''
+import os, signal
+_calls = []
+def metric(model, loader):
+    _calls.append(1)
+    if len(_calls) == 3 and not os.path.exists('out/whole'):
+        os.kill(os.getpid(), signal.SIGTERM)
+    return {}
+'''
+
+
+# Run one line after the other, as if each were typed. A new Python for each would take seconds.
+TYPED = '''
+import runpy, sys, torch
+for sys.argv in LINES:
+    try:
+        runpy.run_path(sys.argv[0], run_name='__main__')
+    except SystemExit as end:
+        print('status', end.code, 'at step', torch.load('out/parts/ckpt.pt')['step'])
+files = [getattr(module, '__file__', None) or '' for module in sys.modules.values()]
+assert not [file for file in files if file.startswith(ROOT) and 'site-packages' not in file]
+assert 'nanodepth' not in sys.modules
+'''
+
+
+def test_book_stands_alone_in_an_empty_folder(tmp_path):
+    """With the seven files, training/, config/ and the script that makes the toy data: make the
+    data, train, stop, resume, cut, train again, and call each file as a script."""
+    for path in ROOT.glob('*.py'):
+        shutil.copy(path, tmp_path)
+    for name in ('training', 'config'):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    (tmp_path / 'data/toy').mkdir(parents=True)
+    shutil.copy(ROOT / 'data/toy/prepare.py', tmp_path / 'data/toy')
+    (tmp_path / 'stop.py').write_text(STOP)
+    run = f'train.py config/lidas.py stop.py {TINY}'
+    lines = ['data/toy/prepare.py --documents=300 --text=0', f'{run} --out_dir=out/parts',
+             f'{run} --out_dir=out/parts', f'{run} --out_dir=out/whole',
+             f'train.py {TINY} --steps=3 --init_from=out/parts --cut=2-2-2 --recurrence=2 '
+             '--out_dir=out/core',
+             'grow.py lidas 8 2', 'loop.py 4-4x4-4', 'retrofit.py 2-2-2 8', 'wrapper.py',
+             'model.py', 'probe.py out/whole out/core']
+    typed = f'ROOT, LINES = {str(ROOT)!r}, {[line.split() for line in lines]}\n{TYPED}'
+    done = subprocess.run(
+        [sys.executable, '-c', typed], cwd=tmp_path, capture_output=True, text=True,
+        env=os.environ | dict(PYTHONPATH=str(tmp_path), OMP_NUM_THREADS='1'))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count('status') == 1
+    assert f'status {128 + signal.SIGTERM} at step 9\n' in done.stdout
+    for words in ('8 layers, 8 deep: the validation loss was', 'functions of the config: metric',
+                  'Everything is in out/parts. Next: python probe.py out/parts',
+                  'Run a frozen model', 'The model every other file shares',
+                  'core     layers 4 5', 'out/whole: depth score', 'out/core: depth score'):
+        assert words in done.stdout
+    if find_spec('matplotlib'):         # without it a run draws no picture
+        assert (tmp_path / 'out/parts/loss.png').stat().st_size > 10_000
+    assert 'Core' in str(state_of(tmp_path / 'out/core')['order'])
+    assert same(weights_of(tmp_path / 'out/whole'), weights_of(tmp_path / 'out/parts'))
+
+
+def test_a_loss_of_nan_ends_a_run_before_its_step(config):
+    "A branch with a lower rate continues from the last checkpoint, and so does the same command."
+    good, c = config('good'), config()
+    train(good)
+    at_step(6, lambda loss: loss * math.nan)
+    with pytest.raises(Refused, match=f'step 6 was not taken: loss nan.*--branch_from={c.out_dir}'):
+        train(c)
+    assert state_of(c)['step'] == 4
+    lower = config('lower', lr=1e-3, grad_clip=0.5, branch_from=c.out_dir)
+    train(lower)
+    lines = {line['step']: line for line in log_of(lower)}
+    assert [lines[step]['lr'] for step in (4, 5)] == [3e-3, 1e-3] and len(lines) == 13
+    train(c)
+    assert left_by(c) == left_by(good)
+
+
+class Drops(Span):
+    "A Span that draws from torch, in training only."
+
+    def __call__(self, run, x):
+        return torch.nn.functional.dropout(run(x, self.items), 0.2, run.model.training)
+
+
+class Shakes(torch.optim.SGD):
+    "An optimizer that draws from torch."
+
+    def step(self):
+        super().step()
+        for p in self.param_groups[0]['params']:
+            p.data += 1e-3 * torch.randn_like(p)
+
+
+def shakes(model, c):
+    return [Shakes(model.parameters(), c.lr)]
+
+
+DRAWS = dict(order=[0, Drops([1])], optimizer=shakes)
+
+
+def test_what_a_run_draws_depends_on_seed_and_step_alone(config):
+    "Neither a stop nor frequent measuring changes it, and validation drops nothing."
+    whole, stopped, often = (config(name, **DRAWS) for name in ('whole', 'stopped', 'often'))
+    train(whole)
+    stop_at(5)
+    train(stopped)
+    train(stopped)
+    assert left_by(stopped) == left_by(whole)
+    train(replace(often, eval_every=1, log_every=100, save_every=100))
+    assert same(weights_of(often), weights_of(whole))
+    loss, _ = measured_slowly(load(whole.out_dir)[0], whole)
+    assert log_of(whole)[-1]['val_loss'] == pytest.approx(loss, rel=1e-6)
+
+
+def note_draws():
+    "Write what torch would draw after each step's gradients into a file of the process."
+    real = train_file.backward
+
+    def noted(run, now, batch):
+        loss = real(run, now, batch)
+        with open(Path(run.c.out_dir).with_name(f'draws-{machine.process()[0]}'), 'a') as file:
+            file.write(f'{torch.rand(()).item()}\n')
+        return loss
+    train_file.backward = noted
+
+
+def test_two_processes_draw_the_same(config, tmp_path):
+    c = config(**DRAWS | dict(steps=3, warmup_steps=0, decay_steps=1))
+    ended = ranks(c, before=note_draws)
+    assert ended.codes == [0, 0], ended.stderr
+    first, second = ((tmp_path / f'draws-{rank}').read_text().split() for rank in (0, 1))
+    assert first == second and len({*first}) == 3
+
+
+def test_init_from_decides_the_shape(config):
+    "A resume does not need the parent."
+    parent = config('parent', n_layer=3, loop='1-2x2', context=32)
+    train(parent)
+    child = config('child', init_from=parent.out_dir, decay_steps=0, n_layer=5)
+    train(child)
+    shape = state_of(child)['model_config']
+    assert (shape['n_layer'], shape['head_dim'], shape['ffn_dim']) == (3, 16, 96)
+    assert state_of(child)['config']['n_layer'] == 5        # as it was typed
+    model, last = load(child.out_dir)[0], log_of(child)[-1]
+    assert (model.order, model.config.context) == ([0, 1, 2, 1, 2], 32)
+    assert last['flops'] == model.flops_per_token(context=16) * last['tokens']
+    shutil.rmtree(parent.out_dir)
+    assert train(child) == 0
+    with pytest.raises(Refused, match='holds a run with n_layer=5 and not 8'):
+        train(replace(child, n_layer=8))
+
+
+def test_a_batch_without_targets_changes_no_weight(config, tmp_path):
+    for split in ('train', 'val'):
+        write_dataset(tmp_path / 'd', split, [1] * 340, mask=[0] * 340,
+                      marks=[129] * 340, kinds=['copy'])
+    c = config(data=str(tmp_path / 'd'), optimizer='adamw', weight_decay=0.0, grad_accum=2,
+               eval_batches=1)
+    assert ranks(c).codes == [0, 0]
+    torch.manual_seed(seed_for(0, 'init'))
+    start = LM(ModelConfig(**state_of(c)['model_config']))
+    assert same(weights_of(c), start.state_dict())
+    last = log_of(c)[-1]
+    assert (last['step'], last['val_loss'], last['kinds']) == (c.steps, 0, {})
+
+
+def test_a_span_of_a_config_gets_no_weights(config):
+    "So a second run in the same process begins as the first one did."
+    order = [0, GatedLoop([1]), 2]
+    one, two = (config(name, n_layer=3, order=order, loss=penalty) for name in ('one', 'two'))
+    train(one)
+    assert not order[1].state_dict()
+    train(two)
+    assert same(state_of(one)['model'], state_of(two)['model'])
+    assert all('val_loss' in line for line in (log_of(one)[0], log_of(one)[-1]))
+
+
+def test_a_branch_brings_weights_into_a_plain_trunk(config):
+    "A branch of this branch drops them again."
+    train(config('trunk', n_layer=3, steps=6, decay_steps=0))
+    trunk = config('trunk').out_dir
+    c = config('gated', n_layer=3, order=[0, GatedLoop([1]), 2], branch_from=trunk)
+    assert train(c) == 0
+    assert 'spans.0.vectors' in state_of(c)['model']
+    states = state_of(c)['optimizers']
+    assert {*states['Muon'], *states['AdamW']} == {*names(load(c.out_dir)[0])}
+    back = config('back', n_layer=3, steps=16, order=[0, 1, 2], branch_from=c.out_dir)
+    assert train(back) == 0
+    assert not [name for name in state_of(back)['model'] if 'spans' in name]
+
+
+def test_a_config_chooses_the_class_of_the_core(config):
+    c = config(n_layer=4, cut='1-2-1', core=SlowCore, recurrence=3, curriculum=0.0)
+    train(c)
+    core = core_of(load(c.out_dir)[0])
+    assert type(core) is SlowCore and core.r == 3
+    assert json.loads((ROOT / c.out_dir / 'run.json').read_text())['config']['core'] == 'SlowCore'
+    for wrong in (GatedLoop, penalty):
+        with pytest.raises(Refused, match='must be a subclass of Core'):
+            train(config('wrong', n_layer=4, cut='1-2-1', core=wrong))
+    with pytest.raises(Refused, match='has no effect without cut'):
+        train(config('uncut', core=SlowCore))
+
+
+TWICE = '''
+import os
+import sys
+
+import torch
+
+sys.path.insert(0, {ideas!r})
+from ouro import *      # noqa: E402, F403
+
+
+def metric(model, loader):
+    torch.save(model.state_dict(), f"weights-{{os.environ.get('RANK', 'one')}}.pt")
+    return {{}}
+'''
+
+
+def test_two_processes_train_a_loss_of_your_own_as_one_does(data, tmp_path):
+    """They log what one process does, and have equal weights after 20 steps. So DDP also averages
+    the gradients of the gate, which only the loss reads."""
+    (tmp_path / 'twice.py').write_text(TWICE.format(ideas=str(ROOT / 'config/ideas')))
+    words = [str(ROOT / 'train.py'), 'twice.py', f'--data={data}', '--n_embd=32', '--n_head=2',
+             '--context=16', '--batch_size=4', '--steps=20', '--log_every=1', '--eval_every=100',
+             '--device=cpu']
+    # two runs in the same two processes, one after the other
+    (tmp_path / 'runs.py').write_text(f'import sys\nsys.path.insert(0, {str(ROOT)!r})\n'
+                                      'import train\nfor name in ("first", "2"):\n'
+                                      '    words = [*sys.argv[1:], f"--out_dir={name}"]\n'
+                                      '    train.train(train.read(train.Config, words))\n')
+    for n in (1, 2):
+        words[0] = words[0] if n == 1 else 'runs.py'
+        start = ['-m', 'torch.distributed.run', '--standalone', f'--nproc_per_node={n}']
+        subprocess.run([sys.executable, *start * (n > 1), *words,
+                        *[f'--out_dir={n}'] * (n == 1)], check=True,
+                       cwd=tmp_path, env=os.environ | dict(OMP_NUM_THREADS='1'),
+                       capture_output=True)
+    one, two = (log_of(Config(out_dir=str(tmp_path / str(n)))) for n in (1, 2))
+    for a, b in zip(one, two, strict=True):
+        assert {key: a[key] for key in ('loss', 'grad_norm') if key in a} == pytest.approx(
+            {key: b[key] for key in ('loss', 'grad_norm') if key in b}, rel=1e-3)
+    first, second, alone = (torch.load(tmp_path / f'weights-{rank}.pt') for rank in (0, 1, 'one'))
+    assert same(first, second)
+    gate = 'spans.0.gate.weight'
+    assert torch.allclose(first[gate], alone[gate], atol=1e-4) and first[gate].abs().sum() > 0
+
 
 # 1, 2, 3, 4 layers from steps 0, 2, 7, 14
 GROW = dict(grow='lidas', grow_block=1, n_layer=4, steps=30, decay_steps=5)
-COOLS = '--cooldown_data=x --cooldown_loop=3-2x2-3'
-CORE = '--recurrence=4 --backprop_depth=8 --curriculum=0.5'
-
-
-def drawn_r(mean, step):
-    return sample_recurrence(mean, generator_for(0, 'recurrence', step))
-
-
-@pytest.mark.parametrize('words, step, said', [
-    ('baseline', 0, dict(rate=1 / 50, data='data', batch=0, r=None)),
-    ('baseline', 49, dict(rate=1.0)), ('baseline', 480, dict(rate=1.0)),
-    ('baseline', 510, dict(rate=0.5, batch=510)),
-    ('baseline', 599, dict(rate=1 - (119 / 120) ** 0.5)),
-    ('baseline --lr_shape=cosine', 540, dict(rate=0.001 + 0.999 / 2)),
-    ('baseline --lr_shape=constant', 599, dict(rate=1.0)),
-    (f'baseline {COOLS}', 479, dict(data='data', batch=479)),
-    (f'baseline {COOLS}', 480, dict(data='cooldown_data', batch=0)),
-    (f'baseline {CORE}', 0, dict(r=drawn_r(1, 0), backprop_depth=1)),
-    (f'baseline {CORE}', 599, dict(r=drawn_r(4, 599), backprop_depth=4))])
-def test_plan_of_a_step(words, step, said):
-    name, *settings = words.split()
-    found = plan(read(Config, [f'config/{name}.py', *settings]), step)._asdict()
-    if 'rate' in said:
-        said['rate'] = pytest.approx(said['rate'], rel=1e-12)
-    assert {key: found[key] for key in said} == said
-
-
-@pytest.mark.parametrize('words, wanted', [
-    ('baseline', []), ('loop_1_2x3_1', [(0, [0, 1, 2, 1, 2, 1, 2, 3], False)]),
-    ('lidas --cooldown_loop=3-2x2-3', [
-        (48, [0, 1, 0, 1], True), (144, [0, 1, 2, 1, 2, 3], True),
-        (288, [0, 1, 2, 3, 2, 3, 4, 5], True), (480, [0, 1, 2, 3, 4, 3, 4, 5, 6, 7], False)]),
-    ('lidas --grow=stack --grow_alpha=0', [
-        (120, [0, 1, 0, 1], True), (240, [0, 1, 2, 3, 2, 3], True),
-        (360, [0, 1, 2, 3, 4, 5, 4, 5], True)])])
-def test_changes_of_a_run(words, wanted):
-    name, *settings = words.split()
-    assert changes(read(Config, [f'config/{name}.py', *settings])) == wanted
 
 
 def slowly(c, model):
-    "A training written out: what its steps log, and the weights in the end."
+    "Train step by step, written out. Return what each step logs, and the weights at the end."
     optimizers, lines, flops = make_optimizers(model, c), [], 0
     for step in range(c.steps):
         now = plan(c, step)
@@ -124,13 +369,13 @@ SLOWLY = dict(
 
 
 @pytest.mark.parametrize('name', SLOWLY)
-def test_train_as_the_slow_form(name, config, placed, tiny, tmp_path):
-    "Batches, orders, growth, gradients and their norm, rates, and what it says that it cost."
+def test_a_run_is_the_training_written_out(name, config, placed, tiny, tmp_path):
+    """This compares batches, orders, growth, gradients and their norm, rates, FLOPs and weights."""
     save_run(tmp_path / 'four', tiny(vocab_size=257, n_layer=4, context=16))
     c = config(**placed(SLOWLY[name]))
     train(c)
     if c.init_from:
-        model = load_model(c.init_from)
+        model, _ = load(c.init_from)
         model = surgery(model, c.cut, r=c.recurrence) if c.cut else model
     else:
         torch.manual_seed(seed_for(c.seed, 'init'))
@@ -142,27 +387,26 @@ def test_train_as_the_slow_form(name, config, placed, tiny, tmp_path):
         assert torch.allclose(got, weights[key], atol=1e-5), key
 
 
-def test_train_learns_and_leaves_files(config):
-    "What it logs of the validation data is what evaluate says of its model."
+def test_a_run_learns_logs_and_leaves_its_files(config):
     c = config(steps=40, decay_steps=10, lr=1e-2, eval_every=20)
     train(c)
-    log, model = log_of(c), load_model(c.out_dir)
+    log, model = log_of(c), load(c.out_dir)[0]
     assert [line['step'] for line in log] == list(range(41))
     losses = [line['val_loss'] for line in log if 'val_loss' in line]
     assert len(losses) == 3 and losses[-1] < losses[0] - 1
     assert abs(losses[0] - math.log(257)) < 0.1
     last = log[-1]
     assert last['tokens'] == 40 * 64 and last['flops'] == 40 * 64 * model.flops_per_token()
-    scores = data_scores(model, Loader(c.data, c.batch_size, c.context, 'val'), c.eval_batches)
-    assert last['val_loss'] == pytest.approx(scores['loss'].mean)
-    assert last['kinds']['fifth']['accuracy'] == scores['fifth'].mean > 0
+    loss, accuracy = measured_slowly(model, c)
+    assert last['val_loss'] == pytest.approx(loss)
+    assert last['kinds']['fifth']['accuracy'] == pytest.approx(accuracy) and accuracy > 0
     about = json.loads((Path(c.out_dir) / 'run.json').read_text())
     assert about['tokenizer'] == 'bytes' and about['config']['lr'] == 1e-2
     assert about['data'] == [json.loads((Path(c.data) / 'train.json').read_text())['origin']]
 
 
-def test_train_keeps_the_parents_tokenizer(config):
-    "Its chat template and how its texts end may be others than those of the data."
+def test_a_run_copies_the_tokenizer_of_its_parent(config):
+    "Its chat template and the way its texts end may differ from those of the data."
     first = config('first')
     train(first)
     files = 'tokenizer.json', 'generation_config.json', 'chat_template.jinja'
@@ -176,7 +420,7 @@ def test_train_keeps_the_parents_tokenizer(config):
         train(replace(c, out_dir=first.out_dir))
 
 
-def test_train_grows_by_the_plan(config, data, capsys):
+def test_a_run_grows_at_the_planned_steps(config, data, capsys):
     c = config(**GROW, keep_stages=True, cooldown_data=str(data))
     train(c)
     log = log_of(c)
@@ -185,19 +429,17 @@ def test_train_grows_by_the_plan(config, data, capsys):
     out = capsys.readouterr().out
     assert f'data is read {log[25]["passes"]:.2f} times' in out         # of its trunk
     said = re.search(r'([\d.e+]+) training FLOPs, ([\d.]+)% less', out)
-    full = 30 * 64 * load_model(c.out_dir).flops_per_token()
+    full = 30 * 64 * load(c.out_dir)[0].flops_per_token()
     assert float(said[2]) == pytest.approx(100 * (1 - log[-1]['flops'] / full), abs=0.05)
-    # keep_stages: each model as it was before it grew
-    val = Loader(c.data, c.batch_size, c.context, 'val')
+    # keep_stages stores each model as it was before it grew
     for n, (step, event) in enumerate(grown.items(), 1):
-        stage = load_model(f'{c.out_dir}/ckpt-{step}.pt')
+        stage, _ = load(f'{c.out_dir}/ckpt-{step}.pt')
         assert len(stage.layers) == n and event['before'] != event['after']
-        loss = data_scores(stage, val, c.eval_batches)['loss']
-        assert loss.mean == pytest.approx(event['before'], abs=1e-6)
+        assert measured_slowly(stage, c)[0] == pytest.approx(event['before'], abs=1e-6)
 
 
-def test_train_growth_keeps_optimizer_states(config):
-    "Groups by depth are made anew. In AdamW's states a copy has counted its source's steps, too."
+def test_growth_copies_the_optimizer_states(config):
+    "So the state of each copied layer has counted all steps, including those of its source."
     c = config(**GROW, optimizer=by_layer)
     train(c)
     states = state_of(c)['optimizers']
@@ -207,14 +449,14 @@ def test_train_growth_keeps_optimizer_states(config):
 
 
 def by_depth(model, c):
-    "AdamW for the first layers, SGD for the rest: at a growth a layer changes its kind."
+    "Return AdamW for two layers and SGD for the rest, so a growth gives a layer another optimizer."
     first = [p for layer in model.layers[:2] for p in layer.parameters()]
     rest = [p for p in model.parameters() if not any(p is q for q in first)]
     return [torch.optim.AdamW(first, c.lr), torch.optim.SGD(rest, c.lr, momentum=0.9)]
 
 
-def test_train_growth_with_two_optimizers_leaves_no_old_model(config, monkeypatch):
-    "At 1.7 billion weights an old model, with its states, would be 11 GB."
+def test_growth_frees_the_old_model(config, monkeypatch):
+    "With 1.7 billion weights, an old model and its optimizer states would take 11 GB."
     update, of_layers = train_file.update, {}
 
     def noted(run, rate):
@@ -231,23 +473,24 @@ def test_train_growth_with_two_optimizers_leaves_no_old_model(config, monkeypatc
 SMALLER = GROW | dict(batch_size=6, steps=12, decay_steps=2)
 MASKED = dict(optimizer='adamw', steps=6)
 RECURRENT = dict(optimizer='adamw', steps=3, warmup_steps=0, decay_steps=1, curriculum=0.5)
-ALIKE = dict(       # a run's settings, into how many pieces two processes cut it, how near they are
+# {name: (settings of a run, pieces of a batch in each of two processes, the largest difference)}
+ALIKE = dict(
     growing_in_pieces=(SMALLER, 3, 1e-4), masked_row_by_row=(MASKED, 2, 1e-5),
     a_core_in_pieces=(RECURRENT, 2, 3e-5),
     half=(dict(steps=4, warmup_steps=0, decay_steps=1, dtype='bfloat16'), 1, 1e-3))
 
 
 @pytest.mark.parametrize('name', ALIKE)
-def test_train_alike_in_pieces_and_ranks(name, config, recurrent, tmp_path):
-    """The same tokens weigh the same, whoever computes them, and a first state is a function of a
-    row's place in the batch."""
+def test_two_processes_and_pieces_train_as_one_process_does(name, config, recurrent, tmp_path):
+    """Each token has the same weight in the loss, whichever process computes it, and the first
+    state of a core depends on the number of the row in the batch."""
     fields, pieces, near = ALIKE[name]
-    if name.startswith('masked'):           # pieces and ranks have unequal numbers of targets
+    if name.startswith('masked'):       # pieces and processes have unequal numbers of targets
         rng = np.random.default_rng(0)
         for split in ('train', 'val'):
             mask = rng.random(64 * 17) < np.repeat(rng.random(64), 17)
             mask[:17] = 0
-            write_dataset(tmp_path / 'sft', split, 'bytes', rng.integers(0, 99, 64 * 17), mask=mask)
+            write_dataset(tmp_path / 'sft', split, rng.integers(0, 99, 64 * 17), mask=mask)
         fields = fields | dict(data=str(tmp_path / 'sft'))
     if fields is RECURRENT:
         fields = fields | recurrent
@@ -272,7 +515,7 @@ def twice(model, c):
     return 2 * [torch.optim.SGD(model.parameters(), c.lr)]
 
 
-REFUSED = [             # what its settings do not say would be trained, or it would fail later
+REFUSED = [     # (settings that contradict each other or the model, the message)
     (dict(eval_batches=-1), 'eval_batches=-1 is below 0'),
     (dict(warmup_steps=10), '10 steps of warm-up and 4 of decay are more than steps=12'),
     (dict(decay_steps=0, cooldown_loop='1-1x2'), 'a cool-down needs a decay'),
@@ -302,19 +545,11 @@ REFUSED = [             # what its settings do not say would be trained, or it w
 
 
 @pytest.mark.parametrize('fields, line', REFUSED, ids=[line[:40] for _, line in REFUSED])
-def test_train_refuses_before_the_work(fields, line, config, placed, tmp_path):
+def test_settings_that_do_not_fit_are_refused_before_the_work(fields, line, config, placed,
+                                                              tmp_path):
     with pytest.raises(Refused, match=re.escape(line)) as error:
         train(config('refused', **placed(fields)))
     assert '\n' not in str(error.value) and not (tmp_path / 'refused').exists()
-
-
-def test_make_toy_data_where_it_is_read(config, tmp_path, monkeypatch):
-    made = []
-    monkeypatch.setattr(loader_file, 'find', lambda path: tmp_path / path)
-    monkeypatch.setattr(loader_file.subprocess, 'run', lambda argv, check: made.append(argv[1]))
-    for data, cooldown_data in (('other', None), ('data/toy', None), ('other', ['data/toy'])):
-        loader_file.make_toy_data(config(data=data, cooldown_data=cooldown_data))
-    assert made == [ROOT / 'data/toy/prepare.py'] * 2        # and no script of the current folder
 
 
 OWN = """
@@ -328,8 +563,9 @@ def optimizer(model, c):
 """
 
 
-def test_train_own_functions(config, tmp_path):
-    "A growth, its beginning, a metric, a rate and an optimizer; files of a run hold no function."
+def test_a_run_uses_the_functions_of_its_config(config, tmp_path):
+    """These are a growth operator, the init of new layers, a metric, a shape of the rate and an
+    optimizer. The files of a run hold their source. An edited function is refused."""
     text, file = (ROOT / 'config/own_growth.py').read_text() + OWN, tmp_path / 'own.py'
 
     def own(text):
@@ -358,114 +594,11 @@ def test_train_own_functions(config, tmp_path):
             train(own(text.replace(before, after)))
 
 
-OWN_SPAN = """
-from model import Span
-
-_SHARE = 0.5
-
-
-def _share():
-    return _SHARE       # a comment
-
-
-class Shares(Span):
-    def forward(self, run, x):
-        "Moves the stream by a share."
-        return x + _share() * (run(x, self.items) - x)
-
-
-n_layer = 3
-order = [0, Shares([1]), 2]
-"""
-
-
-def test_an_edited_span_is_noticed_and_an_edited_comment_is_not(config, tmp_path):
-    "With the function and the constant of its file that it uses."
-    file = tmp_path / 'own.py'
-
-    def own(text):
-        file.write_text(text)
-        return read(Config, [str(file), *flags(config(n_layer=3))])
-    train(own(OWN_SPAN))
-    for before, after in (('# a comment', ''), ('"Moves the stream by a share."', '"Other words."'),
-                          ('def forward', 'def  forward')):
-        assert train(own(OWN_SPAN.replace(before, after))) == 0
-    for before, after in (('x + _share', 'x - _share'), ('= 0.5', '= 0.6'),
-                          ('return _SHARE', 'return 2 * _SHARE')):
-        with pytest.raises(Refused, match='holds a run with class Shares='):
-            train(own(OWN_SPAN.replace(before, after)))
-
-
 def rows_and_rank(model, loader):
     return dict(rows=len(loader.batch(0)[0]), rank=machine.process()[0])
 
 
-def test_train_metric_of_each_process(config):
+def test_a_metric_is_averaged_over_processes(config):
     c = config(n_layer=1, steps=2, decay_steps=0, metric=rows_and_rank)
     assert ranks(c).codes == [0, 0]
     assert tuple(log_of(c)[-1]['metric'].values()) == (c.batch_size / 2, 0.5)
-
-
-@pytest.mark.parametrize('optimizer', ['muon', 'adamw'])
-@pytest.mark.parametrize('tied', [True, False])
-def test_make_optimizers_has_each_parameter_once(optimizer, tied):
-    model = LM(ModelConfig(n_layer=2, n_embd=32, n_head=2, tie_embeddings=tied))
-    optimizers = make_optimizers(model, Config(optimizer=optimizer, lr=1e-3, adamw_lr=1e-4,
-                                               weight_decay=0.1, muon_scaling='original'))
-    groups = [(type(o).__name__, g) for o in optimizers for g in o.param_groups]
-    held = [id(p) for _, g in groups for p in g['params']]
-    assert sorted(held) == sorted({id(p) for p in model.parameters()})
-    for name, group in groups:
-        assert name != 'Muon' or group['adjust_lr_fn'] == 'original'
-        assert group['weight_decay'] == (0 if group['params'][0].dim() == 1 else 0.1)
-        assert group['peak'] == (1e-4 if optimizer == 'muon' and name == 'AdamW' else 1e-3)
-    assert [name for name, _ in groups].count('Muon') == (optimizer == 'muon')
-
-
-@pytest.mark.parametrize('adjust', ['match_rms_adamw', 'original'])
-def test_muon_as_torch(adjust, monkeypatch):
-    """What each step changes and keeps, with the same random gradients, of which one is zero, and
-    one parameter has none. For once torch iterates in float64."""
-    monkeypatch.setattr(torch.Tensor, 'bfloat16', torch.Tensor.double)
-    shapes = [(24, 16), (16, 24), (16, 16), (24, 16), (16, 24)]
-    torch.manual_seed(0)
-    ours = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
-    theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
-    optimizers = [kind(params, lr=0.5, weight_decay=0.1, adjust_lr_fn=adjust)
-                  for kind, params in ((Muon, ours), (torch.optim.Muon, theirs))]
-    for step in range(3):
-        before = [p.detach().clone() for p in (*ours, *theirs)]
-        for p, q in zip(ours[1:], theirs[1:]):
-            p.grad = torch.randn(p.shape) * (step > 0 or p is not ours[1])
-            q.grad = p.grad.clone()
-        for optimizer in optimizers:
-            optimizer.step()
-        moved = [(p - old).detach() for p, old in zip((*ours, *theirs), before)]
-        for a, b in zip(moved[:5], moved[5:]):
-            assert (a - b).norm() <= 1e-5 * b.norm()
-    kept = [optimizer.state_dict()['state'] for optimizer in optimizers]
-    assert kept[0].keys() == kept[1].keys() == {1, 2, 3, 4}
-    assert all(same(kept[0][i], kept[1][i]) for i in kept[0])
-
-
-def test_adamw_star_by_hand():
-    """The authors' code; the third gradient is a spike, one entry never moves, and of the last one
-    the squares are smaller than that of eps."""
-    values = read(Config, ['config/adamw_star.py'])
-    p = torch.nn.Parameter(torch.tensor([1.0, -2.0, 0.5, 0.3]))
-    [optimizer] = values.optimizer(SimpleNamespace(parameters=lambda: [p]), values)
-    for group in optimizer.param_groups:
-        group.update(lr=0.1, peak=0.2, weight_decay=0.01)
-    w, m, v = p.detach().double(), None, None
-    for t, first in enumerate((0.1, 0.1, 5.0, 0.1), 1):
-        p.grad = torch.tensor([first, 0.2 - 0.1 * t, 0.0, 5e-7])
-        optimizer.step()
-        g = p.grad.double()
-        m = g if t == 1 else 0.9 * m + 0.1 * g
-        v = g * g if t == 1 else 0.95 * v + 0.05 * g * g
-        v = v.clamp(min=1e-12)
-        rms = (g * g / v).mean().sqrt().item()
-        steps = torch.atan2(m, v.sqrt() / math.sqrt(1 - 0.95 ** t))
-        steps /= max(1.0, rms) * (1 - 0.9 ** t)
-        w = w * (1 - 0.01 * 0.1 / 0.2) - 0.1 * steps
-        assert p.tolist() == pytest.approx(w.tolist(), rel=1e-5) and (rms > 1.1) == (t == 3)

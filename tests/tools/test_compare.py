@@ -1,9 +1,5 @@
-"""Test compare.
-
-Promised: the partner of the first arm has as many steps as the other arm's FLOPs pay for. A
-complete run is not trained again, and an edited one is refused. A row is the row that evaluate
-computes. A run that fails is named, and is left out of all means.
-"""
+"""Test `nanodepth compare`: arms are trained and scored seed by seed, each in processes of its own,
+and a partner with equal FLOPs is added where the FLOPs differ."""
 import contextlib
 import os
 import re
@@ -15,27 +11,30 @@ import sys
 import threading
 
 import pytest
-from helpers import ROOT, state_of, stop_at, table_of
+from helpers import ROOT, state_of, stop_at
+from tool_helpers import table_of
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import compare
 from nanodepth.commands.train import costs, paid_by, planned
-from nanodepth.common.errors import Refused
 from nanodepth.common.options import read
 from nanodepth.report.tables import read_rows, where
 from nanodepth.training.plan import Config
 
 pytestmark = pytest.mark.usefixtures('undrawn', 'backward')
 
+
 SMALL = ('--n_embd=16 --n_head=2 --head_dim=8 --context=96 --batch_size=2 --steps=12 '
          '--eval_every=6 --eval_batches=1')
+
+
 BASE, GROWN = 'config/baseline.py --n_layer=4', 'config/lidas.py --n_layer=4'
 
 
 @pytest.fixture
 def call(data, tmp_path, monkeypatch, capsys):
-    """call(*words) is a small comparison in tmp_path/c: what it printed. Its processes run in this
-    one, and call.runs lists the runs that were trained."""
+    """call(*words) makes a small comparison in tmp_path/c and returns what it printed. What would
+    be processes runs in this one, and call.runs lists the runs that were trained."""
     def in_this_process(words, said):
         if words[0] == 'train' and '--dry_run' not in words:
             call.runs.append(words[-1].rpartition('/')[2])
@@ -73,7 +72,7 @@ def runs(tmp_path, seed=0, more='', **arms):
     return compare.runs_of(options, seed)
 
 
-def test_line_names_the_arms_above_it(tmp_path):
+def test_a_line_may_name_the_arms_above_it(tmp_path):
     of = runs(tmp_path, 3, '--lr=4e-3', plain=BASE,
               late='config/retrofit.py --init_from={plain}/ckpt-6.pt --lr=2e-3',
               even='config/baseline.py --flops=late')
@@ -92,14 +91,14 @@ def test_line_names_the_arms_above_it(tmp_path):
     (dict(a=BASE, b='config/retrofit.py --init_from={a} --recurence=2'),
      'recurence is not a setting'),
     (dict(a=BASE, b=f'{BASE} --steps=9 --decay_steps=10'), 'are more than steps=9')])
-def test_mistake_is_refused_before_a_run(lines, said, call, tmp_path, capsys):
+def test_a_mistake_is_refused_before_any_training(lines, said, call, tmp_path, capsys):
     with pytest.raises(SystemExit):
         call(file_of(tmp_path, **lines), more='--steps=20')
     assert said in capsys.readouterr().err and call.runs == []
 
 
-def test_steps_for_which_flops_pay(tmp_path):
-    "To less than a step, also where a model grows or a part of the cost is fixed."
+def test_flops_pay_for_a_number_of_steps(tmp_path):
+    "The steps are exact, even if the model grows or a part of the cost is fixed."
     for line, flops in (('config/baseline.py', 2e12), ('config/lidas.py', 2.3e12),
                         (f'{BASE} --cooldown_loop=4x4 --decay_steps=20', 9e12)):
         steps = paid_by(flops, line.split()).steps
@@ -110,7 +109,7 @@ def test_steps_for_which_flops_pay(tmp_path):
     assert (config.steps, config.warmup_steps, config.decay_steps) == (482, 40, 96)
 
 
-def test_flops_of_what_a_model_begins_from_count(call, data, tmp_path):
+def test_flops_of_the_parent_count(call, data, tmp_path):
     core = 'config/retrofit.py --init_from={plain} --cut=1-2-1 --recurrence=2'
     file = file_of(tmp_path, 'against = dict(core=["even"])', plain=BASE, core=core,
                    even=f'{BASE} --flops=core',
@@ -128,7 +127,7 @@ def test_flops_of_what_a_model_begins_from_count(call, data, tmp_path):
     assert where(table_of(said, 'loss'), model='core')[0]['compared with'] == 'even'
 
 
-def test_files_of_our_tables_have_their_arms():
+def test_the_comparisons_in_docs_results_can_be_read():
     options = compare.read_options(['docs/results/compare_toy.py', '--seeds=4'])
     runs = compare.runs_of(options, 4)
     equal = ['baseline', 'baseline_isoflops']
@@ -138,7 +137,7 @@ def test_files_of_our_tables_have_their_arms():
         retrofit_dense=equal[:1])
 
 
-def test_two_configs_and_a_partner_have_the_rows_of_evaluate(call, tmp_path, capsys):
+def test_the_rows_are_those_of_evaluate(call, tmp_path, capsys):
     words = [BASE, GROWN, '--tasks=toy_copy', '--dtype=float32']
     partner = 'baseline --n_layer=4 --steps=11'
     folders = ['baseline_--n_layer=4', 'lidas_--n_layer=4', 'baseline_--n_layer=4_--steps=11']
@@ -172,8 +171,8 @@ def test_two_configs_and_a_partner_have_the_rows_of_evaluate(call, tmp_path, cap
         assert row['mean'] == pytest.approx(compared['mean'], rel=1e-12)
 
 
-def test_file_gives_ways_and_a_metric(call, tmp_path):
-    "All arms answer the first one's rows, also one that was trained in other batches."
+def test_a_file_of_arms_may_name_ways_and_a_metric(call, tmp_path):
+    "All arms are scored on the same rows, even an arm that was trained in other batches."
     text = '''
 ways = dict(plain=['--loop=1-2x2-1', '--window=1-2 --solver=rk --K=2,3', '--window=1-2 --K=3'])
 show = ('tokens', 'gate')
@@ -192,8 +191,9 @@ def metric(model, loader):
     assert len(where(call.rows, measure='loss')) == 2 * (5 + 1)
 
 
-def test_edit_is_refused_and_named(call, data, tmp_path, capsys):
-    "By train.py itself: an edited function, another setting, other data. Free settings may change."
+def test_an_edit_since_the_training_is_refused(call, data, tmp_path, capsys):
+    """train.py refuses an edited function, another setting and other data. Settings that do not
+    change the model may differ."""
     (tmp_path / 'mine.py').write_text('n_layer = 4\ndef lr_shape(c, step):\n    return 1.0\n')
     file = file_of(tmp_path, mine=f'{tmp_path}/mine.py --lr=1e-3',
                    cut='config/retrofit.py --init_from={mine} --cut=1-2-1')
@@ -218,7 +218,7 @@ def test_edit_is_refused_and_named(call, data, tmp_path, capsys):
     assert call.runs == ['cut-0']
 
 
-def test_what_gets_the_flops_of_a_run_is_as_new_as_it(call, tmp_path, capsys):
+def test_an_arm_that_is_paid_like_another_is_trained_again_with_it(call, tmp_path, capsys):
     "The steps of `even` follow from the FLOPs of `deep`, which is trained again with other steps."
     lines = dict(base=BASE, deep=f'{BASE} --steps=14', even=f'{BASE} --flops=deep')
     call(file_of(tmp_path, **lines), '--seeds=1')
@@ -233,7 +233,7 @@ def test_what_gets_the_flops_of_a_run_is_as_new_as_it(call, tmp_path, capsys):
         'base-0': 12, 'deep-0': 18, 'even-0': 18}
 
 
-def test_ways_and_measures_are_refused_before_a_run(call, tmp_path, capsys):
+def test_wrong_ways_and_measures_are_refused_before_any_training(call, tmp_path, capsys):
     file = file_of(tmp_path, a=BASE, b=f'{BASE} --lr=1e-3')
     for option, words in (('--also=--windwo=mid4', 'did you mean window?'),
                           ('--measures=mine', "measures='mine'")):
@@ -242,13 +242,13 @@ def test_ways_and_measures_are_refused_before_a_run(call, tmp_path, capsys):
         assert words in capsys.readouterr().err and call.runs == []
 
 
-def test_only_a_metric_is_a_measure_too(call, tmp_path):
+def test_a_metric_may_be_the_only_measure(call, tmp_path):
     text = 'measures = ("metric",)\ndef metric(model, loader):\n    return dict(layers=4.0)\n'
     call(file_of(tmp_path, text, a=BASE, b=f'{BASE} --lr=1e-3'), '--seeds=1')
     assert {row['measure'] for row in call.rows} == {'layers'}
 
 
-def test_a_file_that_is_run_first_is_known_to_all_processes(data, tmp_path):
+def test_all_processes_run_your_own_file_first(data, tmp_path):
     (tmp_path / 'mine.py').write_text(
         'from nanodepth.scoring.rows import MEASURES\n'
         "MEASURES['width'] = lambda model, val: dict(width=model.config.n_embd)\n")
@@ -270,7 +270,7 @@ MLP.forward = lambda self, x: 2 * real(self, x)
 
 
 def test_an_arm_that_patches_a_class_changes_no_other_arm(data, tmp_path):
-    "Each is trained and scored in a process of its own."
+    "Each arm is trained and scored in its own processes."
     (tmp_path / 'patched.py').write_text(PATCH)
     base = [*SMALL.split(), '--steps=6', f'--data={data}', '--device=cpu']
     env = os.environ | dict(OMP_NUM_THREADS='1')
@@ -286,7 +286,7 @@ def test_an_arm_that_patches_a_class_changes_no_other_arm(data, tmp_path):
     assert rows['baseline_--n_layer=4-0'] == alone[0] != rows['patched-0']
 
 
-def test_stopped_comparison_goes_on(call, tmp_path):
+def test_a_stopped_comparison_continues(call, tmp_path):
     file = file_of(tmp_path, plain=BASE, core='config/retrofit.py --init_from={plain} --cut=1-2-1')
     stop_at(5)
     with pytest.raises(SystemExit, match='143'):
@@ -297,7 +297,7 @@ def test_stopped_comparison_goes_on(call, tmp_path):
     assert {row['steps'] for row in call.rows} == {12}
 
 
-def test_failed_run_is_named_and_the_tables_stand(call, tmp_path, capsys):
+def test_a_run_that_fails_is_named_and_left_out(call, tmp_path, capsys):
     file = file_of(tmp_path, 'ways = dict(short=["--r=2"])', b=BASE,
                    a=f'{BASE} --lr=1e30 --optimizer=adamw', short=f'{BASE} --steps=20',
                    on=f'{BASE} --init_from={{a}}', less=f'{BASE} --flops=a',
@@ -313,8 +313,8 @@ def test_failed_run_is_named_and_the_tables_stand(call, tmp_path, capsys):
     assert len(table_of(said, 'loss')) == 1
 
 
-def test_sigterm_ends_the_run_in_hand_which_saves_first(data, tmp_path, monkeypatch):
-    "Somebody else's tqdm.py in the current folder is not what a run imports."
+def test_sigterm_reaches_the_training_which_saves_first(data, tmp_path, monkeypatch):
+    "A file tqdm.py in the current folder is not imported by the training."
     (tmp_path / 'tqdm.py').write_text('raise SystemExit("a stranger\'s code")')
     (tmp_path / 'config').symlink_to(ROOT / 'config')
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"Test the page of toys: what it contains, its arithmetic in node against torch, what it refuses."
+"Test nanodepth/extras: the page of `nanodepth play` computes what torch does."
 import json
 import re
 import shutil
@@ -6,7 +6,8 @@ import subprocess
 
 import pytest
 import torch
-from helpers import refused, save_run
+from helpers import save_run
+from tool_helpers import refused
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.extras import play
@@ -17,6 +18,7 @@ from nanodepth.retrofit import core_of, surgery
 from nanodepth.scoring.ways import in_way
 from nanodepth.text.primitives import few_shot
 from nanodepth.wrapper import Window
+
 
 IN_NODE = """
 globalThis.postMessage = message => said.push(message.answer ?? message.error);
@@ -36,7 +38,7 @@ fs.writeFileSync('said.json', JSON.stringify(said));
 
 @pytest.fixture
 def runs(tiny, tmp_path):
-    "[a run that grew from 2 to 4 to 6 layers and kept its first two stages, a recurrent one]."
+    "A run that grew from 2 to 4 to 6 layers and kept its first two stages, and a recurrent run."
     models = [tiny(vocab_size=257, n_layer=2, context=64, n_kv_head=2)]
     for n in (2, 4):
         models.append(untie(models[-1], lidas(n, 2)))
@@ -51,17 +53,19 @@ def runs(tiny, tmp_path):
 
 
 def about_in(page):
+    "Return the JSON in a page."
     found = re.search(r'<script type="application/json" id="about">(.*?)</script>', page, re.S)
     return json.loads(found[1])
 
 
 def widened(t):
+    "Return the weights that a page has in 8 bits as numbers."
     scales, numbers = play.rounded(t)
     return (scales * numbers.float()).reshape(t.shape)
 
 
 def as_on_the_page(path):
-    "A model with the page's weights."
+    "Return a model with the weights that a page has."
     model = load_model(path)
     states = widened(play.tensors_of(model).get('first_states', torch.zeros(1, 1)))
     for p in model.parameters():
@@ -72,9 +76,10 @@ def as_on_the_page(path):
 
 
 @torch.no_grad()
-@pytest.mark.skipif(not shutil.which('node'), reason='node is not there')
-def test_page_computes_as_torch(runs, tmp_path):
-    "Logits, texts, the loss and right answers, in orders, wrapped, and with a core run r times."
+@pytest.mark.skipif(not shutil.which('node'), reason='node is missing')
+def test_the_page_computes_what_torch_does(runs, tmp_path):
+    """Compare logits, texts, losses and right answers, in several orders, in windows, and with a
+    core that runs r times."""
     page = play.page([str(run) for run in runs], 'toy_assign/3')
     about = about_in(page)
     models = {'run': as_on_the_page(runs[0]), 'core': as_on_the_page(runs[1])}
@@ -116,8 +121,8 @@ def test_page_computes_as_torch(runs, tmp_path):
     assert said[-1] == dict(right=right, questions=20)
 
 
-def test_page_holds_the_stages_that_were_kept(runs):
-    "Where one is missing, the next one says what its layers were in the last that is there."
+def test_the_page_has_the_stages_that_were_kept(runs):
+    "If a stage is missing, the next one names its layers by those of the stage before."
     def ends():
         return [(len(model.layers), copies) for _, model, copies in play.stages_of(runs[0])]
     assert ends() == [(2, None), (4, lidas(2, 2)), (6, lidas(4, 2))]
@@ -125,8 +130,8 @@ def test_page_holds_the_stages_that_were_kept(runs):
     assert ends() == [(2, None), (6, [lidas(2, 2)[i] for i in lidas(4, 2)])]
 
 
-def test_page_holds_its_stages_and_questions(runs, tmp_path):
-    "And no name in it begins a tag."
+def test_the_page_has_all_runs_and_questions(runs, tmp_path):
+    "A name with a < does not begin a tag."
     odd = tmp_path / '<!--'
     shutil.copytree(runs[1], odd)
     nanodepth('play', [*map(str, [*runs, odd]), f'--out={tmp_path / "page.html"}', '--open=false'])
@@ -138,7 +143,7 @@ def test_page_holds_its_stages_and_questions(runs, tmp_path):
         vars(example) for example in few_shot('toy_assign', 100, shots=0, depth=3)]
 
 
-def test_page_refuses_what_it_does_not_carry(runs, tiny, tmp_path, capsys, monkeypatch):
+def test_models_that_a_page_cannot_run_are_refused(runs, tiny, tmp_path, capsys, monkeypatch):
     line = [f'--out={tmp_path / "page.html"}', '--open=false']
     for fields in (dict(ln_scaling=True), dict(order=[0, Window([1, 2]), 3])):
         other = save_run(tmp_path / 'other', tiny(vocab_size=257, **fields))

@@ -1,4 +1,4 @@
-"Test that each file in config/ideas/ trains, resumes, branches, is scored and is exported."
+"Test that each file in config/ideas trains, resumes, branches, is scored and is exported."
 import dataclasses
 import signal
 from pathlib import Path
@@ -6,9 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import ROOT, SMALL, left_by, log_of, logits, nanodepth, state_of, stop_at
+from helpers import ROOT, SMALL, left_by, log_of, logits, state_of, stop_at
 from transformers import AutoModelForCausalLM
 
+from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands.train import planned
 from nanodepth.common.options import read
 from nanodepth.models.checkpoint import load_model
@@ -17,15 +18,18 @@ from nanodepth.retrofit import surgery
 from nanodepth.train import train
 from nanodepth.training.plan import Config
 
+pytestmark = pytest.mark.usefixtures('backward')
+
+
 IDEAS = sorted((ROOT / 'config/ideas').glob('*.py'))
-# what two ways of running may be asked of the trained model, and what they change
+# two ways to run the trained model
 ASKED = dict(ouro='--span=q:0.1,q:0.9', deep='--span=times:1,times:6',
              settle='--span=times:1,times:8', halt='--span=eps:0.0,eps:9.0')
 
 
 @pytest.fixture(params=IDEAS, ids=lambda path: path.stem)
 def idea(request, data, undrawn, tmp_path):
-    "idea(name, **settings) is a small run of a file."
+    "idea(name, **settings) returns the settings of a small run of a file."
     small = {name: value for name, value in SMALL.items() if name != 'n_layer'}
     small |= dict(context=32, batch_size=8)
     c = read(Config, [str(request.param)])
@@ -37,7 +41,7 @@ def idea(request, data, undrawn, tmp_path):
     return make
 
 
-def test_idea_trains_resumes_and_branches_to_the_last_bit(idea):
+def test_an_idea_resumes_and_branches_to_the_last_bit(idea):
     whole, stopped = (idea(name, keep_every=8) for name in ('whole', 'stopped'))
     assert train(whole) == 0
     for step in (3, 4):
@@ -45,7 +49,7 @@ def test_idea_trains_resumes_and_branches_to_the_last_bit(idea):
         assert train(stopped) == signal.SIGTERM
     assert train(stopped) == 0
     assert left_by(stopped) == left_by(whole)
-    trunk = Path(whole.out_dir) / 'ckpt-8.pt'       # the same settings, so the branch is the run
+    trunk = Path(whole.out_dir) / 'ckpt-8.pt'       # a branch with the same settings equals the run
     branch = idea('branch', branch_from=str(trunk), keep_every=8)
     assert train(branch) == 0
     a, b = (state_of(c) for c in (whole, branch))
@@ -53,12 +57,12 @@ def test_idea_trains_resumes_and_branches_to_the_last_bit(idea):
     assert planned(whole) == a['flops'] and log_of(whole)[-1]['loss'] != log_of(whole)[1]['loss']
 
 
-def test_idea_is_causal_cached_and_exported(idea, tmp_path):
-    "And a row does not depend on the others."
+def test_an_idea_is_causal_cached_and_exported(idea, tmp_path):
+    "A row does not depend on the other rows of its batch."
     c = idea('run')
     train(c)
     model = load_model(c.out_dir)
-    for p in model.spans.parameters():              # as if it had learned much
+    for p in model.spans.parameters():              # as after much training
         p.data += 0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(1))
     tokens = torch.randint(257, (2, 16), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -78,8 +82,8 @@ def test_idea_is_causal_cached_and_exported(idea, tmp_path):
     assert torch.equal(text, model.generate(tokens[:, :6], 8, temperature=0))
 
 
-def test_idea_is_asked(idea, capsys):
-    "By `nanodepth FILE.py COMMAND`, which makes its Spans and its metric known."
+def test_an_idea_is_scored_and_sampled(idea, capsys):
+    "`nanodepth FILE.py COMMAND` runs the file first, so its Spans and its metric are known."
     c = idea('run')
     train(c)
     capsys.readouterr()
@@ -94,11 +98,11 @@ def test_idea_is_asked(idea, capsys):
 
 
 def test_a_halting_core_stops_when_all_tokens_are_at_rest(tiny):
-    """With a large eps, one run is enough. What it gives does not depend on whether the core stops
-    or, with a cache, computes all runs. Of 2 + 5 x 2 + 2 layers, 8 need not run."""
+    """With a large eps one run is enough, so of 2 + 5 x 2 + 2 layers 8 do not run. With a cache all
+    runs are computed, because later tokens read them, and the result is the same."""
     c = read(Config, ['config/ideas/halt.py'])
     model = surgery(tiny(n_layer=6, vocab_size=257), '2-2-2', c.core, r=5)
-    torch.nn.init.normal_(model.order[2].adapter.weight, std=0.2)      # else the first run is all
+    torch.nn.init.normal_(model.order[2].adapter.weight, std=0.2)      # or the first run decides
     tokens = torch.randint(97, (2, 12), generator=torch.Generator().manual_seed(0))
     ran = []
     for i, layer in enumerate(model.layers):

@@ -1,20 +1,25 @@
-"Test that `nanodepth` lives next to anyone's files, installed from a wheel and from a clone."
+"Test that nanodepth works next to anyone's files, installed from a wheel and from a clone."
 import os
 import subprocess
 import sys
 import zipfile
 
 import torch
-from helpers import ROOT
 from families import tiny as family
+from helpers import ROOT
 
 from nanodepth import BOOK, file_of, wrapped
 
-# files of somebody else, with all the names that ours once hid or were hidden by
+
+# a user's own files, with names that files of ours have, too
 THEIRS = ('model.py', 'train.py', 'loop.py', 'common.py', 'data/__init__.py', 'tools/__init__.py',
           'models/__init__.py', 'config/__init__.py', 'training/__init__.py')
+
+
 SMALL = ('--context=16 --n_embd=32 --n_head=2 --head_dim=none --steps=20 --warmup_steps=2 '
          '--decay_steps=4 --eval_batches=1 --batch_size=4 --device=cpu').split()
+
+
 BESIDE = """
 import model, loop                  # before ours, and the others after it
 import nanodepth
@@ -30,6 +35,8 @@ with torch.no_grad(), nanodepth.wrapped(llama, (1, 2), 'rk', 3):
 print(nanodepth.__file__)
 runpy.run_module('nanodepth', run_name='__main__')          # python -m nanodepth train ...
 """
+
+
 CLONE = """
 import os, sys, torch
 if os.fork():                       # both at once, because torch takes seconds
@@ -46,14 +53,14 @@ assert training.plan is nanodepth.training.plan
 
 
 def python(folder, packages, *argv):
-    "What Python says in a folder where ours are found in another one."
+    "Return what Python prints in a folder, with the packages in another one."
     done = subprocess.run([sys.executable, *map(str, argv)], cwd=folder, capture_output=True,
                           env=os.environ | dict(PYTHONPATH=str(packages)), text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_wheel_is_whole_and_works_beside_others(data, tmp_path):
+def test_a_wheel_is_complete_and_works_next_to_other_files(data, tmp_path):
     python(ROOT, ROOT, '-m', 'hatchling', 'build', '-t', 'wheel', '-d', tmp_path)
     [wheel] = tmp_path.glob('*.whl')
     site, theirs, llama = tmp_path / 'site', tmp_path / 'theirs', family('llama')
@@ -76,12 +83,12 @@ def test_wheel_is_whole_and_works_beside_others(data, tmp_path):
         here = llama(torch.arange(12)[None]).logits
     assert torch.equal(torch.load(theirs / 'logits.pt'), here)
     assert (theirs / 'out/lidas/ckpt.pt').exists() and (theirs / 'out/lidas/loss.png').exists()
-    # a config may import the book by its bare names if nobody else has them
+    # a config may import the book by its bare names if no other file has them
     (tmp_path / 'empty').mkdir()
     python(tmp_path / 'empty', site, '-m', 'nanodepth', 'train', 'config/ideas/gates.py',
            f'--data={data}', *SMALL)
 
 
-def test_clone_has_each_module_once(tmp_path):
-    "A bare name is the same module, whichever was imported first."
+def test_a_clone_loads_each_module_once(tmp_path):
+    "`import loop` and `nanodepth.loop` are the same module, whichever comes first."
     python(tmp_path, ROOT, '-c', CLONE)

@@ -1,47 +1,35 @@
-"""Test what is shown of runs: text, pictures, tables over seeds, and the tests of changes.
-
-Promised: sampling has a seed, and loops. One run and several runs have a picture. The table is as
-computed by hand, with intervals over the seeds. Paired tests agree with all signs tried one by one.
-"""
+"Test nanodepth/report: the log of a run, tables, tests of differences, and pictures."
 import json
 import math
 import sys
 
 import pytest
-from helpers import SMALL, refused, row_of, save_run, table_of
+from helpers import SMALL, save_run
+from tool_helpers import refused, row_of, table_of
 
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.common.errors import Refused
 from nanodepth.models.checkpoint import load_model
 from nanodepth.report import contrasts, logs, plot, tables
-from nanodepth.report.logs import log_of
 from nanodepth.report.contrasts import interval, p_of, p_value, verdict
+from nanodepth.report.logs import log_of
 from nanodepth.report.tables import read_rows
 from nanodepth.train import train
 from nanodepth.training.plan import Config
 
 
-def test_sample_goes_on_is_seeded_and_loops(tmp_path, tiny, capsys):
-    run, said = save_run(tmp_path / 'run', tiny(vocab_size=257, n_layer=1)), []
-    for more in ('--seed=0', '--seed=0', '--seed=1', '--loop=1x3'):
-        nanodepth('sample', [run, '--prompt=a,\\nb', '--tokens=40', more, '--device=cpu'])
-        said.append(capsys.readouterr().out)        # 40 tokens are more than its context of 32
-    assert said[0] == said[1] != said[2] and '3 layers deep' in said[3]
-    assert "--- 'a,\\nb' continues:\na,\nb|" in said[0]
-
-
-def test_picture_of_one_run_and_of_two(data, tmp_path, capsys):
+def test_pictures_of_one_run_and_of_two(data, tmp_path, capsys):
     train(Config(**SMALL | dict(steps=3, warmup_steps=0, decay_steps=1, data=str(data),
                                 out_dir=str(tmp_path / 'run'))))
     run, other = tmp_path / 'run', tmp_path / 'other'
     assert (run / 'loss.png').read_bytes()[:4] == b'\x89PNG'
     other.mkdir()
     lines = (run / 'log.jsonl').read_text()
-    (other / 'log.jsonl').write_text(lines + '{"step": 4, "lo')  # cut off while it is being written
+    (other / 'log.jsonl').write_text(lines + '{"step": 4, "lo')  # a line that is half written
     nanodepth('plot', [str(run), str(other)])
     assert (run / 'curves.png').stat().st_size > 10_000
     assert f'there is no {tmp_path}/log.jsonl' in refused(capsys, 'plot', tmp_path)
-    own = log_of(run)[-1]['flops']              # what a run began with counts, too
+    own = log_of(run)[-1]['flops']              # FLOPs of the parent count
     save_run(run, load_model(run), inherited_flops=7)
     assert log_of(run)[-1]['flops'] == own + 7
 
@@ -50,8 +38,8 @@ def test_picture_of_one_run_and_of_two(data, tmp_path, capsys):
     ('lidas-1', 'lidas', 1), ('lidas', 'lidas', None), ('lr1e-4', 'lr1e', 4), ('e-01', 'e', 1),
     ('base_10-2-10', 'base_10-2-10', None), ('base_1-2-1-3', 'base_1-2-1', 3),
     ('out/a-0/ckpt-9.pt', 'out/a/ckpt-9.pt', 0)])
-def test_names_of_seeds(run, group, seed):
-    "Two cuts of one run, base_1-2-1 and base_1-2-2, are two models."
+def test_the_name_of_a_run_has_its_seed(run, group, seed):
+    "base_1-2-1 and base_1-2-2 are two cuts, and not two seeds of one cut."
     wanted = dict(run=run, group=group, seed=seed)
     assert tables.names_of(run) == {
         key: value for key, value in wanted.items() if value is not None}
@@ -72,7 +60,7 @@ def test_plot_of_runs_by_hand(tmp_path):
     measured = logs.measured([groups['base'][0], groups['grown'][0]])
     assert [(row['flops'], row['loss']) for row in measured] == [(0, 1), (0, 1), (90, 1), (90, 6)]
     runs = [tmp_path / f'{name}-{seed}' for name in groups for seed in (3, 4)]
-    for run, log in zip(runs, sum(groups.values(), [])):    # logs copied without checkpoints
+    for run, log in zip(runs, sum(groups.values(), [])):    # folders without a checkpoint
         run.mkdir()
         (run / 'log.jsonl').write_text('\n'.join(map(json.dumps, log)))
         config = dict(seed=int(run.name[-1]), init_from='parent')
@@ -84,18 +72,19 @@ def test_plot_of_runs_by_hand(tmp_path):
 
 
 def test_curves_are_means_over_seeds():
+    "A step that not all seeds have reached is left out."
     groups = {run: [[dict(step=step, flops=10 * step + seed, depth=1, val_loss=5.0 - step,
                           kinds=dict(x=dict(accuracy=0.5))) for step in range(1, 6 - seed)]
                     for seed in range(seeds)] for run, seeds in (('a', 2), ('less', 1))}
     fig = plot.draw_runs(groups, ['loss', 'x'], ['flops'])
-    mean, _ = fig.axes[0].lines                 # step 5 is not of both seeds
+    mean, _ = fig.axes[0].lines
     assert mean.get_xdata().tolist() == [10.5, 20.5, 30.5, 40.5]
     assert fig.axes[1].lines[0].get_ydata().tolist() == [50.0] * 4
-    groups['a'][0][2]['val_loss'] = float('nan')        # of a run that was stopped there
+    groups['a'][0][2]['val_loss'] = float('nan')
     assert plot.draw_runs(groups, ['loss']).axes[0].get_ylim()[1] < 5
 
 
-def test_rows_of_others_are_not_written_over(tmp_path):
+def test_a_csv_of_other_rows_is_not_written_over(tmp_path):
     path = tmp_path / 'e.csv'
     path.write_text('name,grade\nAda,1\n')
     with pytest.raises(Refused, match='not hold rows of nanodepth: choose'):
@@ -103,8 +92,8 @@ def test_rows_of_others_are_not_written_over(tmp_path):
     assert path.read_text() == 'name,grade\nAda,1\n'
 
 
-def test_table_has_the_error_of_answers_or_the_interval_of_seeds(capsys):
-    "Columns whose cells are equal are left out."
+def test_one_seed_has_a_standard_error_and_several_an_interval(capsys):
+    "Columns with equal cells are left out."
     tables.print_table([row_of(run=f'{group}-{seed}', group=group, seed=seed, mean=mean,
                                kind='share', error=0.1, n=9, chance=0.25, measure='x')
                         for group, seed, mean in (('a', 0, 0.5), ('b', 0, 0.25), ('b', 1, 0.75))])
@@ -126,7 +115,7 @@ def test_scores_that_are_no_numbers_are_left_out_and_named(capsys):
 
 
 def test_paired_tests_by_hand():
-    "Of right and wrong, every way to set the signs; of other changes, Student's t, as of scipy."
+    "Answers that are right or wrong get the exact sign test, and other scores Student's t."
     stats = pytest.importorskip('scipy.stats')
     assert p_value([1, 1, 1, 1, 1, 0, 0]) == pytest.approx(2 / 32) and p_value([0, 0]) == 1.0
     assert p_value([1, -1, 1, -1]) == 1.0 and p_value([]) is None and p_value([0.5]) is None
@@ -135,7 +124,7 @@ def test_paired_tests_by_hand():
         assert p_value(changes) == pytest.approx(stats.ttest_1samp(changes, 0).pvalue, rel=1e-6)
         low, high = stats.t.interval(0.95, len(changes) - 1, 0, stats.sem(changes))
         assert interval(changes) == pytest.approx(high, rel=1e-6)
-    assert (interval([0.1, 0.1]), p_of([0.1, 0.1])) == (None, None)     # equal: nothing is known
+    assert (interval([0.1, 0.1]), p_of([0.1, 0.1])) == (None, None)     # no spread
     for change, p, word in ((-0.1, 0.049, 'lower'), (0.1, 0.049, 'higher'),
                             (0.1, 0.05, 'not resolved'), (1, None, 'not resolved')):
         assert verdict(change, p) == word
@@ -145,6 +134,6 @@ def test_without_scipy_there_is_no_p_and_a_line_says_so(monkeypatch, capsys):
     contrasts.students_t.cache_clear()
     monkeypatch.setitem(sys.modules, 'scipy.stats', None)
     assert (interval([0.1, 0.2]), p_of([0.1, 0.2])) == (None, None)
-    assert p_value([1, 1, -1]) == 1.0                   # McNemar's needs none
+    assert p_value([1, 1, -1]) == 1.0                   # the sign test needs no scipy
     assert 'pip install scipy' in capsys.readouterr().err
     contrasts.students_t.cache_clear()

@@ -1,15 +1,9 @@
-"""Test scoring: ways of running, scores, and the order in which they are computed.
-
-Promised: a way of running does what it is called on every kind of model, has the cost that it
-reports, and is undone. Options are scored as if one were read at a time, and what is not a number
-is not a score. lm-eval's own `hf` computes the same scores on our exports. The error of a change is
-that of pairs. A sweep chooses with one half of the answers and judges with the other. Rows are in
-the CSV file before the next way begins.
-"""
+"""Test nanodepth/scoring: likelihoods, losses, lm-eval, the ways to run a model, evaluate and
+sweep. Each score is compared with a slow form, or with lm-eval's own."""
 import json
 import math
 import re
-import runpy
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,28 +12,31 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers import (asked_of, byte_level_bpe, logits, refused, ROOT, row_of, save_run, state_of,
-                     table_of, write_noise)
+import torch.nn.functional as F
 from families import tiny as family
+from helpers import ROOT, log_of, logits, logits as logits_of, save_run, state_of, write_noise
+from own_spans import GatedLoop, SlowCore
+from tool_helpers import asked_of, byte_level_bpe, refused, row_of, table_of
 
+from nanodepth import wrapped
 from nanodepth.__main__ import main as nanodepth
 from nanodepth.commands import evaluate, sweep
-from nanodepth.common.errors import Refused
 from nanodepth.common.options import read
-from nanodepth import wrapped
-from nanodepth.model import LM, ModelConfig, Span
+from nanodepth.model import LM, ModelConfig, Refused, Span
 from nanodepth.models import checkpoint
-from nanodepth.models.hf import answer_of
-from nanodepth.report.tables import Row, print_table, read_rows, where
+from nanodepth.models.checkpoint import state_of as state_of_any
+from nanodepth.models.hf import answer_of, save_hf
+from nanodepth.report.tables import print_table, read_rows, where
 from nanodepth.retrofit import core_of, surgery
 from nanodepth.scoring import harness, likelihoods, rows as scoring
-from nanodepth.scoring.data import parse_tasks
-from nanodepth.scoring.rows import (
-    ScoreOptions, MEASURES, Score, Subject, data_scores, question_scores, score_of)
-from nanodepth.scoring.ways import cost_columns, in_way, in_words, Ways, ways_of
+from nanodepth.scoring.data import PrefixedLoader, parse_tasks, starts_of
+from nanodepth.scoring.rows import (MEASURES, Score, ScoreOptions, Subject, data_scores,
+                                    question_scores, score_of)
+from nanodepth.scoring.ways import Ways, cost_columns, in_way, in_words, ways_of
 from nanodepth.text.primitives import Example, few_shot
 from nanodepth.text.tokenizer import get_tokenizer, write_tokenizer
 from nanodepth.text.tokens import write_dataset
+from nanodepth.train import train
 from nanodepth.training.loader import Loader
 from nanodepth.wrapper import SOLVERS, Window
 
@@ -50,12 +47,89 @@ import tasks
 
 pytestmark = pytest.mark.usefixtures('undrawn')
 
+
+def test_rows_begin_as_in_the_training_of_the_checkpoint(gemma, tiny, tmp_path):
+    """The tokens that begin a text count in no loss. Our own models are trained on windows, so
+    their rows begin with no such token, although our exports begin a text with the end-of-text
+    token."""
+    write_noise(tmp_path / 'noise', [])
+    theirs = tmp_path / 'theirs'
+    shutil.copytree(gemma[0], theirs)
+    for path in theirs.glob('*token*.json'):
+        path.write_text(path.read_text().replace('<|endoftext|>', '<bos>'))
+    asked = ScoreOptions(data=str(tmp_path / 'noise'), batches=2, device='cpu')
+    subject, losses = Subject(theirs, asked), []
+    plain = Loader(tmp_path / 'noise', 4, 511, 'val')
+    for tokens, targets, _ in map(plain.batch, range(2)):
+        logits = logits_of(gemma[1], F.pad(tokens, (1, 0), value=256))[:, 1:]
+        losses.append(F.cross_entropy(logits.transpose(1, 2), targets))
+    assert asked_of(subject)['loss'].mean == pytest.approx(np.mean(losses), rel=1e-5)
+    ours = save_run(tmp_path / 'ours', tiny(n_layer=2, vocab_size=257, context=512),
+                    data=tmp_path / 'noise')
+    assert Subject(ours, asked, like=subject).val.starts == [256]       # the rows of the first one
+    save_hf(tiny(n_layer=2), tmp_path / 'llama', tokenizer=theirs)
+    nanodepth('cut', [str(tmp_path / 'llama'), '1-1-0', f'--out={tmp_path / "cut"}'])
+    state = state_of_any(tmp_path / 'cut')
+    for path, its_state, starts in (
+            (gemma[0], {}, []), (ours, state_of_any(ours), []), (tmp_path / 'cut', state, [256]),
+            (tmp_path / 'cut', state | dict(flops=1), []),
+            (tmp_path / 'cut', state | dict(inherited_flops=1), [])):
+        assert starts_of(path, its_state) == starts
+
+
+@pytest.mark.parametrize('starts', [(7,), (3, 4)])
+def test_starts_come_before_each_row_that_does_not_begin_with_them(starts, tmp_path):
+    "A row that begins with them is padded at its end. What is added counts in no loss."
+    rng, n = np.random.default_rng(0), len(starts)
+    for split in ('train', 'val'):
+        write_dataset(tmp_path, split, 'bytes', rng.integers(3, 9, 5000), kinds=['x'],
+                      marks=rng.choice([0, 1, 129], 5000))
+    plain, prefixed = (kind(tmp_path, 12, 7, seed=5) for kind in (Loader, PrefixedLoader))
+    prefixed.starts, padded = starts, 0
+    for step in range(20):
+        for row, wanted in zip(zip(*prefixed.batch(step)), zip(*plain.batch(step)), strict=True):
+            begins = wanted[0][:n].tolist() == [*starts]
+            padded += begins
+            for found, values, added in zip(row, wanted, (starts, [-1] * n, [0] * n)):
+                values = values.tolist()
+                if begins:
+                    added = [0] * n if added == starts else added
+                    assert found.tolist() == values + [*added]
+                else:
+                    assert found.tolist() == [*added] + values
+    assert 0 < padded < 240
+
+
+def test_losses_of_a_large_vocabulary():
+    torch.manual_seed(0)
+    logits = 30 + 0.01 * torch.randn(1, 4, 200_000)
+    targets = torch.arange(4)[None]
+    losses, _ = likelihoods.losses_of(lambda tokens: logits, targets, targets)
+    exact = -logits.double().log_softmax(-1).gather(-1, targets[..., None])[..., 0]
+    torch.testing.assert_close(losses.double(), exact, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize('fast', [True, False])
+def test_a_model_in_16_bits_stays_so_if_the_device_is_fast_at_it(fast, tiny, tmp_path, monkeypatch):
+    "This holds for published weights alone. Positions keep their precision."
+    monkeypatch.setattr(checkpoint, 'fast_in_bfloat16', lambda device: fast)
+    model = tiny(vocab_size=257, context=64)
+    save_run(tmp_path / 'run', model)
+    save_hf(model.bfloat16(), tmp_path / 'hf', tokenizer=str(tmp_path / 'run'))
+    for path, dtype, wanted in (('hf', 'auto', 'bfloat16' if fast else 'float32'),
+                                ('hf', 'float32', 'float32'), ('run', 'auto', 'float32'),
+                                ('run', 'bfloat16', 'bfloat16')):
+        asked = ScoreOptions(tasks='toy_copy', n=4, device='cpu', dtype=dtype)
+        got = Subject(tmp_path / path, asked).model
+        assert (got.embed.weight.dtype, got.cos.dtype) == (getattr(torch, wanted), torch.float32)
+
+
 TOKENS = torch.arange(24).view(2, 12)
 BYTES = get_tokenizer('bytes')
 
 
 def written(command, out, *argv):
-    "The rows that a command writes beside a picture, or as CSV."
+    "Return the rows that a command writes."
     nanodepth(command, [*map(str, argv), '--device=cpu', f'--out={out}'])
     return read_rows(out.with_suffix('.csv'))
 
@@ -65,12 +139,12 @@ def in_window(model, window, solver='naive', K=3, **how):
         return logits(model, TOKENS)
 
 
-def test_way_runs_what_it_says_and_is_undone(tiny):
+def test_a_way_runs_what_it_names_and_is_undone(tiny):
     ours = tiny(n_layer=4)
     core, five = (surgery(tiny(n_layer=5), '1-2-2', r=r) for r in (2, 5))
     nested = surgery(tiny(n_layer=5), '1-2-2')
     nested.order = [0, Span(nested.order[1:])]
-    for model in (core, five, nested):          # else each run of a core begins anew
+    for model in (core, five, nested):          # a new adapter takes nothing from the state
         torch.manual_seed(0)
         torch.nn.init.normal_(core_of(model).adapter.weight, std=0.1)
     theirs = family('gemma3_text')
@@ -95,7 +169,7 @@ def test_way_runs_what_it_says_and_is_undone(tiny):
         assert torch.equal(inside, by_hand()), way
         assert torch.equal(logits(model, TOKENS), before), way
         assert about['layers'] == cost, way
-        if model is ours:       # as many layers, each once
+        if model is ours:       # the FLOPs are those of this many layers
             assert about['inference_flops'] == model.flops_per_token([0] * cost) // 3, way
     for model, loop in ((core, '2x2'), (theirs, '2-2x3-2')):
         with pytest.raises(Refused, match='only a model of ours'), in_way(model, dict(loop=loop)):
@@ -108,12 +182,12 @@ FOUR_LAYERS = LM(ModelConfig(vocab_size=9, n_layer=4, n_embd=8, n_head=1))
 
 
 def typed(*argv):
-    "The ways that some options name, each as a user types it."
+    "Return the ways that options name, each as a user types it."
     return [in_words(way) for way in ways_of(read(Ways, argv))]
 
 
 def swept(setting, *argv):
-    "The values of one setting in the ways that a sweep tries on four layers."
+    "Return the values of one setting in the ways that a sweep tries on four layers."
     options = read(sweep.Options, ['run', *argv], ['model'])
     return [way[setting] for way in sweep.many_ways(options, FOUR_LAYERS)[1:]]
 
@@ -124,7 +198,7 @@ def ranked_by(*rows):
 
 
 def judged(answers, changes, offset):
-    "The answers in a half of a row."
+    "Return the number of answers in a half of a row."
     return [row.n for row in sweep.half([row_of(answers=answers, changes=changes)], offset)]
 
 
@@ -144,7 +218,7 @@ LOSS, TOY, COPY = ('loss', 'nats', 'x'), ('toy_assign/1', 'share', ''), ('copy',
         '--window=0.5 --K=2 --T=1.5 --decode=bypass']),
     (typed, ['--solver=anderson', '--m=1,2', '--pin=true'], [
         'as it is', '--solver=anderson --m=1 --pin=True', '--solver=anderson --m=2 --pin=True']),
-    # what is named twice is one way: else its rows would be taken for those of two seeds
+    # a way that is named twice is one way, or its rows would be taken for two seeds
     (typed, ['--window=mid4', '--K=2,2', '--T=1,1.0'], ['as it is', '--window=mid4 --K=2 --T=1']),
     (swept, ['window', '--window=all2,mid2,0-0', '--K=2'], ['0-1', '1-2', '2-3', '0-0']),
     (swept, ['loop', '--blocks=2,3', '--times=4'], ['2x4-2', '1-2x4-1', '2-2x4', '3x4-1', '1-3x4']),
@@ -156,20 +230,21 @@ LOSS, TOY, COPY = ('loss', 'nats', 'x'), ('toy_assign/1', 'share', ''), ('copy',
     (ranked_by, [LOSS, TOY, ('b ter', 'less', ''), ('b acc', 'share', ''), ('b norm', 'share', '')],
      ['toy_assign/1', 'b acc']),
     (judged, [[1, 0, 1], [0, 0, 0], 0], [2]), (judged, [[1, 0, 1], [0, 0, 0], 1], [1]),
-    (judged, [[1], [0], 1], []),                        # one answer chooses, and none judges
+    (judged, [[1], [0], 1], []),                        # none is left to judge
     (parse_tasks, ['toy_assign/0-2,arc_easy,assign_math,toy'], (
         {f'toy_assign/{depth}': ('toy_assign', depth) for depth in range(3)} | dict(
             assign_math=('assign_math', 0), toy_copy=('toy_copy', 0)), ['arc_easy'])),
     (f1, ['The Eiffel Tower!', 'eiffel tower'], [1]), (f1, ['', 'one'], [0]),
     (f1, ['the', 'a'], [1]), (f1, ['in Paris France', 'Paris', 'Lyon France'], [0.5]),
-    (f1, ['red red blue', 'red green'], [0.4])])                # a word counts as often as in both
+    # a word counts as often as it is in both texts
+    (f1, ['red red blue', 'red green'], [0.4])])
 def test_small_function_by_hand(function, arguments, value):
     assert function(*arguments) == value
 
 
 @pytest.fixture
 def run(tmp_path, tiny):
-    "A looped run of ours, and the same as a Hugging Face folder."
+    "A looped run of ours, and its export."
     model = tiny(vocab_size=257, context=96, n_layer=3, order=[0, 1, 1, 2])
     ours = tmp_path / 'ours'
     save_run(ours, model)
@@ -183,7 +258,7 @@ CHAT = ("{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
 
 @pytest.fixture
 def local(manager, monkeypatch):
-    "lm-eval knows the manager's tasks alone, and a list `two` of them."
+    "lm-eval knows only the tasks of `manager`, and a list `two` of them."
     monkeypatch.setattr(harness, 'TaskManager', lambda **_: manager)
     monkeypatch.setitem(harness.LISTS, 'two', [('local_choice', 2, None),
                                                ('local_other', None, None)])
@@ -194,7 +269,7 @@ def local(manager, monkeypatch):
 
 @pytest.fixture
 def results(monkeypatch):
-    "What lm-eval gave to the harness, call by call."
+    "A list to which each call of lm-eval adds its results."
     made, real = [], lm_eval.simple_evaluate
 
     def simple_evaluate(*args, **how):
@@ -209,8 +284,8 @@ def results(monkeypatch):
     (dict(tasks='local_other', chat=True), {}), (dict(tasks='two'), dict(local_choice=2)),
     (dict(tasks='two', shots=(0,)), dict(local_choice=0, local_other=0)),
     (dict(tasks='two', shots=(1,), limit=7), dict(local_choice=1, local_other=1))], ids=str)
-def test_lm_eval_scores_are_those_of_its_own_model(asked, shots, run, local, results):
-    "Of a checkpoint of ours, with its loop, and of the folder to which it was exported."
+def test_scores_are_those_that_lm_eval_gives_its_own_model(asked, shots, run, local, results):
+    "The checkpoint has a loop, and is also scored as an export."
     about, chat = run[1] / 'tokenizer_config.json', asked.get('chat', False)
     about.write_text(json.dumps(json.loads(about.read_text()) | dict(chat_template=CHAT)))
     wanted, said, own = {}, {}, HFLM(str(run[1]), device='cpu', batch_size=4)
@@ -233,7 +308,7 @@ def test_lm_eval_scores_are_those_of_its_own_model(asked, shots, run, local, res
                 assert a['doc'] == b['doc']
                 if task == 'local_text':
                     assert a['resps'] == b['resps']
-                else:           # log-likelihoods, and of a choice whether it is greedy: 0 or 1
+                else:           # a log-likelihood, and whether the option is the greedy text
                     assert np.array(a['resps'], float) == pytest.approx(
                         np.array(b['resps'], float), rel=1e-4)
     subject.model.head.register_forward_hook(lambda module, x, y: y * math.nan)
@@ -241,8 +316,8 @@ def test_lm_eval_scores_are_those_of_its_own_model(asked, shots, run, local, res
         asked_of(subject)
 
 
-def test_generated_answer_ends_at_any_end_and_has_no_marks(tiny, tmp_path):
-    "As a model's own generation_config.json names its ends, which may be several."
+def test_a_generated_answer_ends_at_any_end_token_and_has_no_special_tokens(tiny, tmp_path):
+    "generation_config.json may name several end tokens."
     byte_level_bpe(['abc'], 270, ['<|endoftext|>', '<end>', '<think>']).save(
         str(tmp_path / 'tokenizer.json'))
     words, model = get_tokenizer(tmp_path / 'tokenizer.json'), tiny(vocab_size=270)
@@ -261,9 +336,8 @@ def test_generated_answer_ends_at_any_end_and_has_no_marks(tiny, tmp_path):
 
 
 @pytest.mark.parametrize('kind, way', [('core', dict(r=3)), ('mistral', dict(window='1-2', K=2))])
-def test_lm_eval_asks_the_model_as_it_runs(kind, way, tiny, tmp_path, local, results,
-                                           capsys):
-    "A prompt that is too long is read from its end."
+def test_lm_eval_scores_the_model_in_its_way(kind, way, tiny, tmp_path, local, results, capsys):
+    "Of a prompt that is too long, the end is read."
     path, asked = tmp_path / kind, dict(tasks='local_choice', measures=(), device='cpu')
     if kind == 'mistral':
         family(kind, vocab_size=257, max_position_embeddings=96).save_pretrained(path)
@@ -285,8 +359,8 @@ def test_lm_eval_asks_the_model_as_it_runs(kind, way, tiny, tmp_path, local, res
         asked_of(Subject(path, ScoreOptions(max_length=14, **asked)))
 
 
-def test_gsm8k_in_its_authors_form(tmp_path):
-    "One fixed shot, their words, and the last number of what is said."
+def test_gsm8k_has_the_prompt_and_the_answer_of_the_paper(tmp_path):
+    "It has one fixed shot, and the last number of a text is the answer."
     (tmp_path / 'test.json').write_text('{"question": "How many?", "answer": "x #### 1,250"}')
     (tmp_path / 'local.yaml').write_text(
         f'include: {ROOT}/data/evals/gsm8k_cot_sean.yaml\ntask: local\ndataset_path: json\n'
@@ -307,12 +381,13 @@ def test_gsm8k_in_its_authors_form(tmp_path):
 
 
 def test_metrics_of_lm_eval_become_scores(monkeypatch, run):
-    """A metric is a share by its own documents, and that of a group by its value: SQuAD's F1 is of
-    a hundred; DROP's has the same name. A list's mean is over the metrics that count."""
+    """A metric is a share if the values of its documents are, and the metric of a group if its own
+    value is. (SQuAD's F1 goes up to 100, and DROP's F1 has the same name.) The mean of a list is
+    over the metrics that the list names."""
     samples = dict(squad=[['a'], ['b']], drop=[0.0, 1.0], coqa=[1.0])
     results = {task: {'f1,none': 0.5, 'f1_stderr,none': 0.03} for task in samples}
     results['drop'] |= {'ppl,none': 9.0}
-    results['coqa']['f1_stderr,none'] = 0.0         # all of it is right
+    results['coqa']['f1_stderr,none'] = 0.0         # all answers are right
     monkeypatch.setattr(harness, 'simple_evaluate', lambda *_, **__: {
         'results': results | dict(both={'f1,none': 50.0}, shares={'f1,none': 0.7}), 'n-shot': {},
         'samples': {task: [dict(doc_id=i, filter=how, f1=value) for i, value in enumerate(values)
@@ -333,8 +408,8 @@ def test_metrics_of_lm_eval_become_scores(monkeypatch, run):
     assert scores['mean of l'][:3] == ('share', 0.5, pytest.approx(0.03 / 2))
 
 
-def test_evaluate_says_the_same_of_a_run_and_its_export(run, tmp_path, local, monkeypatch, capsys):
-    "What was measured stands in the CSV before the next way. A change has the error of pairs."
+def test_evaluate_scores_a_run_and_its_export_alike(run, tmp_path, local, monkeypatch, capsys):
+    "The CSV has the rows of a way before the next way begins. The error of a change is of pairs."
     write_noise(tmp_path / 'noise', ['text', 'copy'])
     ways_in_csv, write_csv = [], evaluate.write_csv
 
@@ -369,8 +444,18 @@ def test_evaluate_says_the_same_of_a_run_and_its_export(run, tmp_path, local, mo
     assert row['change_error'] == pytest.approx(changes.std(ddof=1) / 20 ** 0.5)
 
 
-def test_evaluate_leaves_out_what_an_ordinary_model_has_not(run, tmp_path, tiny, capsys):
-    "Its window stays, next to a recurrent model's r. Alone it has no way but its own."
+def test_evaluate_measures_what_the_run_logged(config):
+    train(config())
+    val = Loader(config().data, config().batch_size, config().context, 'val')
+    scores = data_scores(checkpoint.load_model(config().out_dir), val, config().eval_batches)
+    last = log_of(config())[-1]
+    assert last['val_loss'] == pytest.approx(scores['loss'].mean)
+    assert last['val_error'] == pytest.approx(scores['loss'].error, rel=1e-4)
+    assert last['kinds']['fifth']['accuracy'] == scores['fifth'].mean
+
+
+def test_evaluate_leaves_out_ways_that_a_model_does_not_have(run, tmp_path, tiny, capsys):
+    "An ordinary model is scored without --r, and with the windows that all models get."
     save_run(tmp_path / 'core', surgery(tiny(vocab_size=257, context=96), '1-2-1'))
     asked = ['--tasks=toy_copy', '--measures=', '--n=2']
     rows = written('evaluate', tmp_path / 'e.csv', run[0], tmp_path / 'core', *asked, '--r=2,3',
@@ -394,7 +479,7 @@ def test_loss_without_targets_is_not_a_number(run, data):
     assert math.isnan(scores['loss'].mean)
 
 
-def test_evaluate_gives_all_models_rows_of_one_size(run, tmp_path, tiny, data, capsys):
+def test_evaluate_scores_all_models_on_rows_of_one_size(run, tmp_path, tiny, data, capsys):
     for name, size in dict(a=16, b=32).items():
         save_run(tmp_path / name, tiny(vocab_size=257, context=96),
                  config=dict(data=str(data), batch_size=size // 4, context=size))
@@ -410,7 +495,8 @@ def test_evaluate_gives_all_models_rows_of_one_size(run, tmp_path, tiny, data, c
                                     scoring.described(each.val, each.batches))
 
 
-def test_evaluate_measures_no_data_that_changed_or_left(tmp_path, tiny, data, capsys):
+def test_evaluate_refuses_data_that_changed_and_leaves_out_missing_data(tmp_path, tiny, data,
+                                                                        capsys):
     model = tiny(vocab_size=257, context=64)
     changed = save_run(tmp_path / 'changed', model, data)
     torch.save(state_of(changed) | dict(data=dict(val=['as it was'])), f'{changed}/ckpt.pt')
@@ -421,7 +507,7 @@ def test_evaluate_measures_no_data_that_changed_or_left(tmp_path, tiny, data, ca
     assert 'so its loss is left out' in capsys.readouterr().err
 
 
-def test_differences_pair_rows_of_one_dtype_and_data(capsys):
+def test_a_difference_is_between_rows_of_equal_dtype_and_data(capsys):
     rows = [row_of(run=f'{name}-{seed}', group=name, seed=seed, dtype=dtype, mean=mean + seed)
             for seed in (0, 1) for name, dtype, mean in (
                 ('a', 'float32', 1.0), ('b', 'bfloat16', 2.0), ('c', 'float32', 3.0 + seed / 9))]
@@ -436,8 +522,8 @@ def test_differences_pair_rows_of_one_dtype_and_data(capsys):
 
 @pytest.mark.parametrize('words, drawn_at', [
     ('--shots=0,2 --x=shots', [0, 2]),
-    ('--window=1-2 --solver=aitken --K=2,4 --x=K', [None, 2, 4])])      # it takes an even K only
-def test_evaluate_draws_over_shots_or_a_setting(words, drawn_at, run, tmp_path, monkeypatch):
+    ('--window=1-2 --solver=aitken --K=2,4 --x=K', [None, 2, 4])])      # aitken takes an even K
+def test_evaluate_draws_scores_over_shots_or_a_setting(words, drawn_at, run, tmp_path, monkeypatch):
     points = []
     monkeypatch.setattr(evaluate, 'show', lambda path, draw, drawn, *_: points.extend(drawn))
     rows = written('evaluate', tmp_path / 'e.png', run[0], '--tasks=toy_assign/1', '--measures=',
@@ -452,12 +538,12 @@ AGAIN, MINE = (re.search(rf'```python\n(# {name}\.py\n.*?)```',
                for name in ('again', 'mine'))
 
 
-def test_extend_writes_a_span_a_solver_and_a_measure(tiny, data, tmp_path, monkeypatch):
-    "A config with a Span, and a file that the command runs first."
+def test_the_code_in_extend_runs(tiny, data, tmp_path, monkeypatch):
+    "It is a config with a Span, and a file with a solver and a measure that a command runs first."
     mine, again = tmp_path / 'mine.py', tmp_path / 'again.py'
     mine.write_text(MINE)
     again.write_text(AGAIN)
-    monkeypatch.setitem(MEASURES, 'rank', None)         # it goes after this test
+    monkeypatch.setitem(MEASURES, 'rank', None)         # removed after this test
     monkeypatch.setitem(SOLVERS, 'input_anchor', None)
     small = '--context=16 --batch_size=4 --steps=6 --n_embd=32 --n_head=2 --head_dim=16'
     for argv in ([again, 'train', again, *small.split(), f'--data={data}', '--device=cpu',
@@ -477,12 +563,12 @@ def test_extend_writes_a_span_a_solver_and_a_measure(tiny, data, tmp_path, monke
     with wrapped(model, '0-0', 'input_anchor', K=2):
         loss = data_scores(model, val, 12)['loss'].mean
     assert rows[way, 'loss']['mean'] == loss != rows['as it is', 'loss']['mean']
-    # there is no such depth in the model as it is
+    # the plain model has no such depth
     assert math.isnan(rows[way, 'rank, depth 6']['change'])
 
 
-def test_perplexity_has_a_change_without_an_error(run, data, monkeypatch):
-    "It is no mean over its documents."
+def test_the_change_of_a_perplexity_has_no_error(run, data, monkeypatch):
+    "A perplexity is not a mean over documents."
     answers = iter([Score('score', 9.0, None, [2.0, 4.0]), Score('score', 7.0, None, [1.0, 3.0])])
     monkeypatch.setitem(MEASURES, 'mine', lambda *_: dict(ppl=next(answers)))
     subject = Subject(run[0], ScoreOptions(measures=('mine',), data=str(data), device='cpu'))
@@ -490,7 +576,7 @@ def test_perplexity_has_a_change_without_an_error(run, data, monkeypatch):
     assert (row.measure, row.change, row.change_error, row.p) == ('ppl', -2, None, None)
 
 
-def test_sweep_screens_by_half_and_judges_by_half(tmp_path, tiny, data, capsys):
+def test_sweep_screens_with_one_half_and_judges_with_the_other(tmp_path, tiny, data, capsys):
     run = save_run(tmp_path / 'one', tiny(vocab_size=257, context=64), data)
     rows = written('sweep', tmp_path / 'sweep.csv', run, '--window=all2', '--solver=naive,rk',
                    '--K=2', '--batches=2', '--n=8', '--tasks=toy_assign/1')
@@ -499,7 +585,7 @@ def test_sweep_screens_by_half_and_judges_by_half(tmp_path, tiny, data, capsys):
     scores = data_scores(model, val, 2) | {'toy_assign/1': question_scores(
         model, BYTES, few_shot('toy_assign', 8, shots=0, depth=1, seed=0))[0]}
     assert {*scores} == {'loss', 'fifth', 'toy_assign/1'}
-    row = where(rows, measure='loss', way='as it is')[0]        # FLOPs are those of rows of 16
+    row = where(rows, measure='loss', way='as it is')[0]        # of rows of 16 tokens
     assert row['inference_flops'] == model.flops_per_token(context=16) // 3
     for offset, part in enumerate(('screen', 'judge')):
         assert {row['measure']: row['mean'] for row in where(rows, part=part, way='as it is')} == {
@@ -509,12 +595,13 @@ def test_sweep_screens_by_half_and_judges_by_half(tmp_path, tiny, data, capsys):
                                         '--measures=', '--device=cpu', f'--out={tmp_path}/s.csv')
 
 
-def test_sweep_judges_what_gained_most_and_no_nan(tmp_path, tiny, monkeypatch, capsys):
-    # as it is, then with layer 0, 1, 2 and 3 run twice
+def test_sweep_judges_the_ways_that_gained_most(tmp_path, tiny, monkeypatch, capsys):
+    "A way whose scores are nan is not judged."
+    # the answers of the plain model, and with layer 0, 1, 2 or 3 run twice
     answers = iter([[1, 1, 0, 0] * 2, [0] * 8, [math.nan] * 8, [1, 1, 1, 0] * 2, [1] * 8])
     monkeypatch.setattr(scoring, 'scores_now', lambda subject: dict(
         toy_copy=(score_of('share', next(answers)), ''),
-        beside=(Score('log_prob', 0.0, None, [0.0] * 8), '')))      # by which nothing is ranked
+        beside=(Score('log_prob', 0.0, None, [0.0] * 8), '')))      # no way is ranked by this
     run = save_run(tmp_path / 'run', tiny(vocab_size=257, context=96))
     written('sweep', tmp_path / 's.csv', run, '--blocks=1', '--tasks=toy_copy', '--best=2')
     said = capsys.readouterr().out
@@ -529,8 +616,8 @@ OPTIONS = [[[*option] for option in its] for its in (
 
 
 def by_hand(model, prompt, option):
-    """(how likely an option is, is each token of it the likeliest), read behind its prompt in one
-    forward, alone: what lm-eval does."""
+    """Return the log-likelihood of an option after its prompt, and whether each token is the
+    likeliest. Like lm-eval, this takes one forward pass for each option."""
     read = torch.tensor([[*prompt, *option[:-1]]])
     chances = logits(model, read).double().log_softmax(-1)[0, len(prompt) - 1:]
     return (sum(chances[i, t].item() for i, t in enumerate(option)),
@@ -548,7 +635,7 @@ KINDS = dict(
 
 
 def count_logits(model):
-    "A list to which each forward adds how many logits it made."
+    "Return a list to which each forward pass adds how many logits it computed."
     made, head = [], getattr(model, 'head', None) or model.lm_head
     head.register_forward_hook(lambda *call: made.append(call[-1].numel()))
     return made
@@ -559,12 +646,12 @@ def count_logits(model):
     dict(window='1-2', K=6, decode='bypass'), dict(window='1-2', solver='euler', mode='layer'),
     dict(window='1-2', solver='anderson'))), ('recurrent', {}),
     ('gemma', dict(window='1-2', K=3)), ('phi3', {})], ids=str)
-def test_question_has_one_score_whatever_is_beside_it(tiny, kind, way, monkeypatch):
-    "Alone or in a batch, and if few logits fit at once; no forward makes more."
+def test_a_question_has_the_same_score_in_any_batch(tiny, kind, way, monkeypatch):
+    "This holds even if only few logits may be computed at once, and no forward pass computes more."
     model = KINDS[kind](tiny)
     answer = answer_of(model)
     with in_way(model, way):
-        first, text = [], [*PROMPTS[3]]         # the likeliest tokens, and that they are
+        first, text = [], [*PROMPTS[3]]         # the two likeliest tokens
         for _ in range(2):
             first.append(logits(answer, torch.tensor([text + first]))[0, -1].argmax().item())
         options = [*OPTIONS[:3], [*OPTIONS[3], first[:1], first]]
@@ -581,20 +668,21 @@ def test_question_has_one_score_whatever_is_beside_it(tiny, kind, way, monkeypat
                 assert values.dtype == torch.float64            # a sum over many tokens
         assert [each for _, each in wanted[3]] == [False, False, True, True]
         assert made and max(made) <= 6 * 257
-        a, b = (value for value, _ in wanted[0])        # the same as text, with either one right
+        a, b = (value for value, _ in wanted[0])        # the same question as a text
         examples = [Example('abcdefgh', ['ij', 'kl'], right) for right in (0, 1)]
         share, log_prob = question_scores(answer, BYTES, examples)
         assert share == Score('share', 0.5, 0.5, [int(a > b), int(b > a)], 0.5)
         assert log_prob.answers == pytest.approx([a, b], abs=3e-5)
         assert log_prob[1:3] == pytest.approx([(a + b) / 2, abs(a - b) / 2], abs=3e-5)
-    # one that is not known makes the whole unknown
+    # one answer that is unknown makes the mean unknown
     sometimes = lambda tokens: logits(answer, tokens) * (math.nan if ord('k') in tokens else 1)
     share, _ = question_scores(sometimes, BYTES, [examples[0], Example('k', ['ij', 'kl'], 0)])
     assert math.isnan(share.mean)
 
 
 def scores_slowly(answer, val, batches):
-    "(each row's sum of losses and number of targets; of each kind its losses and its answers)."
+    """Return the sums of losses and the numbers of targets of all rows, and for each kind of answer
+    its losses and its answers."""
     rows, losses, answers = [], {kind: [] for kind in val.kinds}, {kind: [] for kind in val.kinds}
     for tokens, targets, marks in (row for i in range(batches) for row in zip(*val.batch(i))):
         chances, of_row, before = logits(answer, tokens[None])[0].double().log_softmax(-1), [], 0
@@ -615,12 +703,12 @@ def scores_slowly(answer, val, batches):
 
 
 @pytest.mark.parametrize('kind, masked', [('ours', 0.2), ('llama', 0.2), ('function', 0)])
-def test_data_scores_against_a_slow_form(kind, masked, tiny, tmp_path, monkeypatch):
-    "A masked token is of no answer; the error of a loss is that of a mean over tokens."
+def test_scores_on_data_are_those_of_the_slow_form(kind, masked, tiny, tmp_path, monkeypatch):
+    "A masked token is not part of an answer. The error of a loss is that of a mean over tokens."
     rng, n = np.random.default_rng(0), 12 * 16
     model = KINDS.get(kind, KINDS['ours'])(tiny)
     tokens = rng.integers(0, 256, n + 1)
-    for t in range(1, 16):              # most tokens are what the model says
+    for t in range(1, 16):              # most tokens are those that the model expects
         rows = torch.tensor(tokens[:-1].reshape(12, 16))
         likeliest = logits(model, rows[:, :t])[:, -1].argmax(-1).numpy()
         tokens[t:-1:16] = np.where(rng.random(12) < 0.7, likeliest, tokens[t:-1:16])
@@ -647,3 +735,26 @@ def test_data_scores_against_a_slow_form(kind, masked, tiny, tmp_path, monkeypat
         assert scores[name].answers == answers[name] and 0 < scores[name].mean < 1
     unknown = data_scores(lambda tokens: logits(answer, tokens) * math.nan, val, 2)
     assert 'text' not in unknown and all(map(math.isnan, unknown['one'].answers))
+
+
+TEXTS = torch.randint(50, (2, 16), generator=torch.Generator().manual_seed(0))
+
+
+def test_span_option_sets_an_argument_of_a_span_and_undoes_it(tiny):
+    "An argument that decides the shape of weights is refused, and so is an unknown one."
+    model = tiny(order=[0, GatedLoop([1, SlowCore([2], r=2)]), 3])
+    plain = model(TEXTS)
+    with in_way(model, dict(span='strength:0.0')):
+        assert torch.equal(model(TEXTS), model(TEXTS, order=[0, 3]))
+    with in_way(model, dict(span='share:0.25', r=3)):
+        inner = core_of(model)
+        assert (inner.share, inner.r) == (0.25, 3)
+        assert inner.adapter.weight.equal(model.spans[1].adapter.weight)
+        assert not torch.equal(model(TEXTS), plain)
+    assert torch.equal(model(TEXTS), plain)
+    for text, message in (('times:3', 'times decides the shape of the weights of GatedLoop'),
+                          ('rank:3', 'write --span=NAME:VALUE with an argument of a Span'),
+                          ('r:3', r'for r, --r=VALUE'), ('share', 'write --span=NAME:VALUE'),
+                          ('share:much', 'must be float')):
+        with pytest.raises(Refused, match=message), in_way(model, dict(span=text)):
+            pass

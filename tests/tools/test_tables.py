@@ -1,11 +1,11 @@
-"Test that the tables of the pages are what docs/results/tables.py makes from the rows."
+"Test docs/results/tables.py: the tables on the pages are those that the rows give."
 import pytest
 
 from docs.results import tables
 
 
 @pytest.mark.parametrize('page', tables.PAGES, ids=lambda page: page.name)
-def test_tables_made_anew_are_the_same(page):
+def test_the_pages_have_the_tables_of_the_rows(page):
     assert tables.made(page) == page.read_text('utf-8'), 'type python -m docs.results.tables'
 
 

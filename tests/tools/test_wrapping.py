@@ -1,6 +1,6 @@
-"""Test windows in models of model.py, in any order, and in any decoder of transformers.
+"""Test nanodepth/wrapping/others.py: a window in any decoder of transformers.
 
-Promised: with any cache, and a text read in any pieces, the logits are those of one slow form.
+With any cache, and with a text that is read in any pieces, the logits are those of one slow form.
 After its `with` a model is as it was before. What is impossible is refused in one line. `make test`
 runs six families that differ in what they do, and `make families` (FAMILIES=all) runs all of them
 in both forms of attention.
@@ -15,54 +15,38 @@ import pytest
 import torch
 import transformers
 from accelerate import hooks
-from helpers import Times, restored
 from families import EAGER_ONLY, FAMILIES, MIXTURES, tiny as family
-from test_probe import no_gradients
-from test_solvers import by_stages
+from helpers import restored
+from slow_forms import PIECES, anchored, close, slowly, text
 
 from nanodepth import wrapped
 from nanodepth.common.errors import Refused
 from nanodepth.common.origin import is_ours
-from nanodepth.grow import untie
-from nanodepth.loop import in_order
-from nanodepth.model import Pass, Span, seen, unrolled
-from nanodepth.probe import depth_score
-from nanodepth.models.authors import AuthorsCore
-from nanodepth.retrofit import Core, surgery
-from nanodepth.wrapper import Window, pick_window
+from nanodepth.model import Pass, seen
 from nanodepth.wrapping.others import layers_of
 
+pytestmark = pytest.mark.usefixtures('no_gradients')
 transformers.logging.set_verbosity_error()
 
-# an ordinary one, one with names of its own, a hybrid of two kinds of attention, a mixture of
-# experts with shared ones, one whose layers return tuples and that knows distances by a bias
+
+# an ordinary family, one with other names, one with two kinds of attention, one with windows, a
+# mixture of experts with shared experts, and one whose layers return tuples and whose positions are
+# a bias
 COVERING = 'llama', 'gpt2', 'qwen2_hybrid', 'gemma3_text', 'deepseek_v3', 'bloom'
+
+
 ALL = bool(os.environ.get('FAMILIES'))
 FORMS = [(name, form) for name in (FAMILIES if ALL else COVERING)
          for form in (['eager'] if name in EAGER_ONLY else ['sdpa', 'eager'] if ALL else ['sdpa'])]
+
+
 SOME = [each for each in FORMS if ALL or each[0] not in ('bloom', 'qwen2_hybrid')]
 EXPERTS = MIXTURES if ALL else ('qwen2_moe', 'gpt_oss')
 WINDOW = (2, 4)
 
 
-@pytest.fixture
-def six(tiny):
-    return tiny(n_layer=6, n_kv_head=2)
-
-
-@pytest.fixture(params=[False, True], ids=['plain', 'ln_scaling'])
-def listed(tiny, request):
-    "Six layers whose order is a list of anything, also where the depth decides what a layer does."
-    model = tiny(n_layer=6, ln_scaling=request.param)
-    return model
-
-
-def tokens(n=12, batch=2, seed=0):
-    return torch.randint(2, 50, (batch, n), generator=torch.Generator().manual_seed(seed))
-
-
 def in_pieces(model, t, pieces, **inputs):
-    "Logits with a cache, fed piece by piece, and the cache."
+    "Return the logits of a text that is read piece by piece with a cache, and the cache."
     cache, out, at = {} if is_ours(model) else None, [], 0
     for n in pieces:
         if is_ours(model):
@@ -81,15 +65,9 @@ def logits_of(model, t):
     return model(t) if is_ours(model) else model(t, use_cache=False).logits
 
 
-# ---------------------------------------------------------------------------------- one slow form
-
-def rk_window(items, cache='first', decode='full'):
-    return Window(items, 'anchored', 3, cache, decode, beta=0.3)
-
-
 def reading(model, t):
-    """(the stream of a text; layer(x, i, depth), which calls a layer as the model does, on all
-    tokens or the last ones; logits(x) behind the last tokens' stream)."""
+    """Return the stream before the first layer, layer(x, i, depth), which calls a layer as the
+    model does, and logits(x), which runs what comes after the last layer, on the last tokens."""
     if is_ours(model):
         return (model.embed(t), lambda x, i, depth: Pass(model, x.shape[1])(x, [i], depth),
                 lambda x: model.head(model.norm(x)))
@@ -125,70 +103,18 @@ def reading(model, t):
     return calls[0][0][0], layer, logits
 
 
-def slowly(readings, order, model=None):
-    """Logits of a text that is read in pieces. Instead of keys, the streams are kept of which a
-    cache holds the keys, by depth: a layer reads them again, with the new ones behind them."""
-    pieces, past, came = [], {}, 0
-
-    def run(x, items, depth, kept):
-        for item in items:
-            if isinstance(item, int):
-                kept[depth] = x
-                whole = torch.cat((past.get(depth, x[:, :0]), x), 1)
-                x = layer(whole, item, depth)[:, -n:]
-            elif isinstance(item, Window):
-                x = window(x, item, depth, kept)
-            elif isinstance(item, Core):
-                e, run_of_now = x, Pass(model, n, {(0, 0): [x.new_zeros(1, 1, came, 1)]})
-                x = item.first_state(run_of_now, e)
-                for i in range(item.r):
-                    s = item.mix(x, e)
-                    x = run(s, item.items, depth + i * len(unrolled(item.items)), kept)
-            else:
-                x = run(x, item.items, depth, kept)
-            depth += len(unrolled([item]))
-        return x
-
-    def window(x, item, depth, kept):
-        if item.decode == 'bypass' and n == 1 and came:
-            return run(x, item.items, depth, kept)
-        made = []               # of each evaluation, the streams that its layers read
-
-        def g(y):
-            made.append({})
-            return run(y, item.items, depth, made[-1])
-        x = by_stages(g, x, item.K, item.options['beta'])
-        if item.cache == 'last':
-            made.insert(0, {})
-            run(x, item.items, depth, made[0])
-        kept |= made[0]
-        return x
-
-    for stream, layer, logits in readings:
-        n, kept = stream.shape[1] - came, {}
-        pieces.append(logits(run(stream[:, -n:], order, 0, kept)))
-        past = {depth: torch.cat((past[depth], x), 1) if depth in past else x
-                for depth, x in kept.items()}
-        came += n
-    return torch.cat(pieces, 1)
-
-
-def close(a, b):
-    return torch.allclose(a, b, rtol=1e-4, atol=2e-4)
-
-
-PIECES = 5, 1, 5
-PARTS = dict(block=[[2, 3, 4]], layer=[[2], [3], [4]])      # of the window, by its mode
-# (how nanodepth.wrapped is called, the same as an order)
+PARTS = dict(block=[[2, 3, 4]], layer=[[2], [3], [4]])      # {mode: the windows that it makes}
+# (arguments of nanodepth.wrapped, the same as an order)
 WAYS = [(dict(cache=cache, mode=mode, decode=decode),
-         [0, 1, *(rk_window(part, cache, decode) for part in PARTS[mode]), 5])
+         [0, 1, *(anchored(part, cache, decode) for part in PARTS[mode]), 5])
         for cache in ('first', 'last') for mode in PARTS for decode in ('full', 'bypass')]
 
 
 @pytest.mark.parametrize('name, form', [('ours', ''), *FORMS])
-def test_wrapped_as_the_slow_form(six, name, form):
-    "By each cache, mode and decode, and it leaves no trace, also after an error."
-    model, t = six if name == 'ours' else family(name, form), tokens(11)
+def test_a_wrapped_model_computes_what_the_slow_form_does(six, name, form):
+    """This holds for each cache, mode and decode. Nothing of the window is left, even after an
+    error."""
+    model, t = six if name == 'ours' else family(name, form), text(11)
     readings, plain = [reading(model, t[:, :end]) for end in (5, 6, 11)], logits_of(model, t)
     for how, order in WAYS:
         want, whole = slowly(readings, order), slowly(readings[-1:], order)
@@ -203,120 +129,11 @@ def test_wrapped_as_the_slow_form(six, name, form):
     assert torch.equal(logits_of(model, t), plain)
 
 
-@pytest.mark.parametrize('order, depth', [
-    ([0, 1, AuthorsCore([2, 3], r=3), 4, 5], 10),
-    ([0, 1, AuthorsCore([2, rk_window([3])], r=3), 4, 5], 10),
-    ([0, rk_window([1, AuthorsCore([2, 3], r=2)]), 4, 5], 8),
-    ([0, rk_window([1, rk_window([2]), 3], 'last'), 4, 5], 6),
-    ([0, 1, 2, 1, rk_window([2, 3]), 4, 5], 8),
-    ([0, Span([1, Span([rk_window([2, 1])])]), 3, Span([]), 5], 6)], ids=str)
-def test_span_within_span_as_the_slow_form(listed, order, depth):
-    t = tokens(11)
-    readings = [reading(listed, t[:, :end]) for end in (5, 6, 11)]
-    listed.order = order
-    want, whole = (slowly(some, order, listed) for some in (readings, readings[-1:]))
-    assert close(listed(t), whole) and len(unrolled(listed.order)) == depth
-    assert close(in_pieces(listed, t, PIECES)[0], want)
-
-
-@pytest.mark.parametrize('order, plain, untied', [
-    ([0, Span([1, Span([2, 1])]), 3, Span([]), 5], [0, 1, 2, 1, 3, 5], [0, 1, 2, 3, 4, 5]),
-    ([0, Times([1, Times([2]), 3]), 2, 5], [0, 1, 2, 2, 3, 1, 2, 2, 3, 2, 5],
-     [0, 1, 2, 2, 3, 1, 2, 2, 3, 4, 5])], ids=str)
-def test_span_is_its_unrolled_order(listed, order, plain, untied):
-    "To the last bit; and untied, layers of its own are each item once."
-    t, runs = tokens(), []
-    assert unrolled(order) == plain
-    assert listed.flops_per_token(order) == listed.flops_per_token(plain)
-    for each in (order, plain):
-        with in_order(listed, each):
-            logits, cache = in_pieces(listed, t, [5, 1, 6])
-            runs.append([logits, listed(t), depth_score(listed, t)[1],
-                         *(part for place in enumerate(plain) for part in cache[place])])
-    assert all(map(torch.equal, *runs))
-    grown = untie(listed, order)
-    assert unrolled(grown.order) == untied and len(grown.layers) == max(untied) + 1
-    assert torch.equal(grown(t), runs[0][1])
-
-
-def test_span_may_exit_early(listed):
-    "An early exit: the layers behind it keep their depths, and so their place in a cache."
-    class Exit(Span):
-        def __call__(self, run, x):
-            return run(x, self.items[:1])
-    cache = {}
-    listed(tokens(), order=[0, Exit([1, 2, 3]), 4], cache=cache)
-    assert [*cache] == [(0, 0), (1, 1), (4, 4), 'order']
-
-
-@pytest.mark.parametrize('before, after', [
-    ([0, 1, 2, 3], [0, Window([1, 2], K=3, beta=0), 3]),
-    ([0, Window([1, 2], beta=0.5), 3], [0, Window([1, 2], beta=0.6), 3]),
-    ([0, Core([1, 2, 3], r=4)], [0, Core([1, 2, 3], r=2)])], ids=str)
-def test_cache_of_another_order(listed, before, after):
-    "Also one that is as deep, and one whose beta or r is another."
-    cache = {}
-    listed(tokens(), order=before, cache=cache)
-    with pytest.raises(Refused, match='this cache was filled in the order'):
-        listed(tokens(1), order=after, cache=cache)
-
-
-# ----------------------------------------------------------------------------- a window in ours
-
-def test_wrapped_puts_a_window_into_the_order(six, tiny):
-    "Its items are those of the order, by default the middle four."
-    loop = tiny(n_layer=3, order=[0, 1, 2] * 3)
-    core = surgery(six, '2-2-2', r=4)
-    for model, how, order in (
-            (six, {}, [0, Window([1, 2, 3, 4]), 5]),
-            (loop, dict(window=(2, 5), solver='naive', cache='last'),
-             [0, 1, Window([2, 0, 1, 2], 'naive', cache='last'), 0, 1, 2]),
-            (core, dict(window='1-2'), [0, Window([1, core.order[2]]), 4, 5])):
-        with wrapped(model, **how):
-            assert str(model.order) == str(order)
-
-
-@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
-def test_wrapped_off_values(six, dtype):
-    model, t = six.to(dtype), tokens()
-    plain, (cached, slots) = model(t), in_pieces(model, t, [6, 1, 1, 4])
-    for K, beta in ((1, 0.3), (3, 1.0)):
-        with wrapped(model, WINDOW, 'anchored', K, beta=beta):
-            logits, kept = in_pieces(model, t, [6, 1, 1, 4])
-            assert torch.equal(model(t), plain) and torch.equal(logits, cached)
-            for place in enumerate(range(6)):
-                assert torch.equal(kept[place][0], slots[place][0])
-
-
-@pytest.mark.parametrize('window, depth, expected', [
-    (None, 28, (12, 15)), (None, 36, (15, 18)), (None, 48, (22, 25)), ('mid6', 36, (15, 20)),
-    (None, 3, (0, 2)), ('mid3', 28, (13, 15)), ((3, 5), 6, (3, 5)), ('0-0', 6, (0, 0)),
-    (0.5, 8, (2, 5)), (0.0, 8, (0, 3)), (1.0, 8, (4, 7)), ('0.3', 28, (7, 10))], ids=str)
-def test_pick_window(window, depth, expected):
-    assert pick_window(window, depth) == expected
-
-
-@pytest.mark.parametrize('window', [
-    '1.7', (3, 6), (4, 3), (-1, 2), 'mid9', 'foo', (1, 2, 3), '1-', '-3-5', (0.4, 0.6),
-    1e-5 - 1, 1.5])
-def test_pick_window_refuses(window):
-    with pytest.raises(Refused, match='window='):
-        pick_window(window, 6)
-
-
-@pytest.mark.parametrize('window', ['4', '1', '0', 3, 1])
-def test_a_single_number_is_not_a_window(window):
-    "It could mean a layer, a size or a share, so the line names these forms."
-    with pytest.raises(Refused, match="(one layer is '3-3').*'mid4'.*decimal point, such as 0.5"):
-        pick_window(window, 6)
-
-
-# -------------------------------------------------------------------------- with transformers
-
 @pytest.mark.parametrize('name, form', SOME)
-def test_wrapped_generates_with_the_library(name, form):
-    "Also by beams, with a cache of one's own, with a helper, and texts padded on the left."
-    model, t = family(name, form), tokens()
+def test_a_wrapped_model_generates_with_transformers(name, form):
+    """Check beams, a cache of the user, an assistant model, and texts that are padded on the
+    left."""
+    model, t = family(name, form), text()
     make = lambda t=t[:, :7], **options: model.generate(
         t, max_new_tokens=6, do_sample=False, use_cache=True, pad_token_id=0, **options)
     plain, plain_logits = make(), logits_of(model, t)
@@ -339,7 +156,7 @@ def test_wrapped_generates_with_the_library(name, form):
 
 
 def experts_used(model, run):
-    "[(indices, weights)] of layer 3's experts, one for each evaluation, while `run` runs."
+    "Return [(indices, weights)] of the experts of layer 3, for each evaluation during run()."
     used = []
     experts = next(m for m in layers_of(model)[3].modules()
                    if type(m).__name__.endswith('Experts'))
@@ -351,9 +168,9 @@ def experts_used(model, run):
 
 
 @pytest.mark.parametrize('name', EXPERTS)
-def test_wrapped_pin(name):
-    "Also where a layer is compiled."
-    model, t = family(name, std=0.5), tokens()
+def test_pin_keeps_the_experts_of_the_first_evaluation(name):
+    "This includes a compiled layer."
+    model, t = family(name, std=0.5), text()
     plain, cache = in_pieces(model, t, [11])
     runs = (lambda: model(t, use_cache=False), lambda: model(t, use_cache=True),
             lambda: model(t[:, 11:], past_key_values=copy.deepcopy(cache), use_cache=True))
@@ -379,9 +196,9 @@ def test_wrapped_pin(name):
 
 
 @pytest.mark.parametrize('name', ['llama', 'gpt2', 'qwen2_moe'])
-def test_wrapped_and_torch_compile(name):
-    "Compiled before the `with` or in it, the model or its layers, by either name."
-    model, t = family(name), tokens()
+def test_a_compiled_model_may_be_wrapped(name):
+    "The model or its layers are compiled, before the `with` or inside it."
+    model, t = family(name), text()
     plain = logits_of(model, t)
     with wrapped(model, WINDOW):
         want = logits_of(model, t)
@@ -400,7 +217,7 @@ def test_wrapped_and_torch_compile(name):
 
 @pytest.mark.parametrize('name', ['llama', 'gpt2', 'bloom', 'qwen3_moe'])
 @pytest.mark.parametrize('reentrant', [False, True])
-def test_wrapped_gradient_checkpoints(name, reentrant):
+def test_gradient_checkpoints_give_the_same_gradients(name, reentrant):
     "The backward pass may come inside the `with`, after it, or after another forward."
     model, gradients = family(name).train(), []
     for module in model.modules():
@@ -413,19 +230,19 @@ def test_wrapped_gradient_checkpoints(name, reentrant):
         if kind != 'none':
             model.gradient_checkpointing_enable(dict(use_reentrant=reentrant))
         with torch.enable_grad(), wrapped(model, WINDOW):
-            loss = loss_of(tokens()) + loss_of(tokens(9, seed=1))
+            loss = loss_of(text()) + loss_of(text(9, seed=1))
             if kind == 'inside':
                 loss.backward()
         if kind != 'inside':
             loss.backward()
         gradients.append([p.grad for p in model.parameters() if p.grad is not None])
-    for other in gradients[1:]:         # a reentrant one adds up in another order
+    for other in gradients[1:]:         # reentrant checkpoints add up in another order
         for a, b in zip(gradients[0], other, strict=True):
             assert torch.allclose(a, b, atol=2e-6) if reentrant else torch.equal(a, b)
 
 
-def test_wrapped_with_lora():
-    model, t = family('llama'), tokens()
+def test_a_wrapped_model_may_have_lora():
+    model, t = family('llama'), text()
     model = peft.get_peft_model(model, peft.LoraConfig(target_modules=['q_proj', 'up_proj'], r=4,
                                                        init_lora_weights=False)).eval()
     with wrapped(model, WINDOW):
@@ -435,9 +252,9 @@ def test_wrapped_with_lora():
         assert torch.allclose(got, logits_of(merged, t), atol=1e-4)
 
 
-def test_wrapped_calls_the_hooks_of_a_layer():
-    "accelerate's, which replaces its forward, and one of one's own, which sees each evaluation."
-    model, t, calls = family('llama'), tokens(), []
+def test_hooks_of_a_layer_are_called():
+    "accelerate's hook replaces the forward of a layer, and a user's hook sees each evaluation."
+    model, t, calls = family('llama'), text(), []
     layer = layers_of(model)[3]
     with wrapped(model, WINDOW):
         want = logits_of(model, t)
@@ -446,20 +263,18 @@ def test_wrapped_calls_the_hooks_of_a_layer():
         layer.register_forward_hook(lambda *_: calls.append(1))
         assert torch.equal(logits_of(model, t), want) and len(calls) == 3
     logits_of(model, t)
-    assert len(calls) == 4              # what is put on a layer inside stays
+    assert len(calls) == 4              # a hook that was added inside stays
 
 
-def test_wrapped_threads_have_a_window_and_a_cache_each():
+def test_each_thread_has_its_own_window_and_cache():
     model = family('llama')
-    make = lambda seed: model.generate(tokens(seed=seed), max_new_tokens=12, do_sample=False)
+    make = lambda seed: model.generate(text(seed=seed), max_new_tokens=12, do_sample=False)
     with wrapped(model, WINDOW), ThreadPoolExecutor(4) as pool:
         assert all(map(torch.equal, pool.map(make, range(8)), [make(seed) for seed in range(8)]))
 
 
-# --------------------------------------------------------------------------------- what cannot be
-
 def in_its_own_way(more):
-    "A model that adds something to the stream before a layer, as Qwen3-VL adds an image."
+    "Return a model that adds something before layer `more`, as Qwen3-VL adds an image."
     def forward(input_ids, **_):
         x = inner.embed_tokens(input_ids)
         where = inner.rotary_emb(x, torch.arange(x.shape[1])[None])
@@ -473,13 +288,14 @@ def in_its_own_way(more):
 
 
 def an_encoder_and_a_decoder():
+    "Return a T5."
     return transformers.T5ForConditionalGeneration(transformers.T5Config(
         vocab_size=50, d_model=16, d_ff=16, num_layers=4, num_heads=2))
 
 
 def run_wrapped(model, **how):
     with wrapped(model, **dict(window=WINDOW) | how):
-        model(tokens())
+        model(text())
 
 
 def run_wrapped_twice(model):
@@ -510,14 +326,14 @@ def save_wrapped(model):
     (lambda: family('llama', num_kv_shared_layers=2), run_wrapped, 'its own keys and values'),
     (lambda: family('llama', output_hidden_states=True), run_wrapped, 'wrapped layer runs several'),
     (lambda: in_its_own_way(3), run_wrapped, 'adds something to the stream between')])
-def test_wrapped_refuses(six, make, act, message):
+def test_what_a_window_cannot_do_is_refused(six, make, act, message):
     model = make() if make else six
     with restored(model), pytest.raises(Refused, match=message):
         act(model)
 
 
-def test_wrapped_refuses_in_a_forward():
-    model, t = family('llama'), tokens()
+def test_a_forward_pass_of_a_wrapped_model_refuses_what_it_cannot_do():
+    model, t = family('llama'), text()
     with wrapped(model, WINDOW):
         for ask, message in (
                 (lambda: model(t, output_hidden_states=True), 'output_hidden_states'),
@@ -526,7 +342,7 @@ def test_wrapped_refuses_in_a_forward():
                  'a KV cache that grows')):
             with pytest.raises(Refused, match=message):
                 ask()
-    outside = in_its_own_way(3)         # before the window it may do as it likes
+    outside = in_its_own_way(3)         # before the window the model may add anything
     plain = outside(t).logits
     with wrapped(outside, (3, 4), K=1):
         assert torch.equal(outside(t).logits, plain)
