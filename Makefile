@@ -38,7 +38,7 @@ demo: data/toy_deep/train.json data/toy/train.json      # docs/demo.html: LIDAS 
 	$(PY) -m nanodepth play out/demo/lidas out/demo/loop out/demo/retrofit --out=docs/demo.html --open=false
 compare_toy: data/toy_deep/train.json data/toy/train.json       # the toy's tables anew, of eight seeds or SEEDS=4-7, in out/compare_toy; 70 minutes each
 	OMP_NUM_THREADS=1 $(PY) -m nanodepth compare docs/results/compare_toy.py $(if $(SEEDS),--seeds=$(SEEDS))
-gpu_test:                       # what no CPU can say of training: compiled, grown, stopped, recurrent; two minutes
+gpu_test:                       # what no CPU can show of training: compiled, grown, resumed, recurrent, on two GPUs; four minutes
 	$(PYTHON) tests/by_hand/gpu.py
 
 # ---- a published model and real questions, from two packages that are only read

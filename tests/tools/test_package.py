@@ -92,3 +92,8 @@ def test_a_wheel_is_complete_and_works_next_to_other_files(data, tmp_path):
 def test_a_clone_loads_each_module_once(tmp_path):
     "`import loop` and `nanodepth.loop` are the same module, whichever comes first."
     python(tmp_path, ROOT, '-c', CLONE)
+
+
+def test_the_check_for_a_gpu_runs_in_its_tiny_form():
+    said = python(ROOT, ROOT, ROOT / 'tests/by_hand/gpu.py', '--tiny')
+    assert said.count('\n# ') == 8 and 'FAILED' not in said
