@@ -1,12 +1,14 @@
-"""AdamW*, an AdamW that cannot blow up: an optimizer of one's own, as a function of a config.
+"""AdamW*, an AdamW that cannot blow up: an optimizer of your own, as a function of a config.
 
-The idea: no step is larger than the gradient's direction allows, however small its history is.
+The idea: no step is larger than the direction of the gradient allows, however small the gradients
+were before.
 
 Paper: "Retrofitted Recurrence", section 4.3.1, which takes this AdamW from Geiping et al.: with
-update clipping, without epsilon, and with another decoupling. Written after the authors' code:
-averages that begin with the first gradient, atan2 in epsilon's place, a tensor's step divided by
-the root mean square of gradient over its running size where that is above 1 (Wortsman et al.,
-2023), both of Adam's corrections on top, and a decay of _DECAY x lr / peak lr, on norms too.
+update clipping, without epsilon, and with another form of weight decay. Our code follows that of
+the authors: its averages begin with the first gradient, and atan2 replaces epsilon. If the root
+mean square of the gradient over its running size is above 1, the step of this matrix is divided by
+it (Wortsman et al., 2023). Then come both corrections of Adam, and a weight decay of
+_DECAY x lr / peak lr, which norms get, too.
 
     python train.py config/lidas.py config/adamw_star.py --out_dir=out/star
 """
@@ -16,7 +18,7 @@ _DECAY = 1e-4
 
 
 def optimizer(model, c):
-    "A list of optimizers, of which each group's `lr` is its peak rate."
+    "Return a list of optimizers. The `lr` of each of their groups is its peak rate."
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     norms = [p for p in model.parameters() if p.dim() < 2]
     return [AdamWStar([dict(params=matrices), dict(params=norms)], c.lr)]
@@ -43,8 +45,8 @@ class AdamWStar(torch.optim.Optimizer):
         t = state['step'].item()
         m = state['exp_avg'].lerp_(p.grad, 1 - b1)
         v = state['exp_avg_sq'].lerp_(p.grad.square(), 1 - b2).clamp_(min=group['eps'] ** 2)
-        # A gradient that is large for its history, root mean square over the tensor, makes the step
-        # smaller.
+        # If the gradient is larger than its history, the step becomes smaller. (It is the root mean
+        # square over the tensor.)
         surprise = (p.grad.square() / v).mean().sqrt().clamp(min=1)
         # atan2(m, sqrt(v)) is m / sqrt(v) for small ratios, and bounded for large ones.
         update = torch.atan2(m, (v / (1 - b2 ** t)).sqrt()) / surprise / (1 - b1 ** t)

@@ -1,8 +1,11 @@
-"""Llama-3.2-1B (2,4,2) with a curriculum: "Retrofitted Recurrence", Figure 3.
+"""Llama-3.2-1B, cut 2-4-2, with a curriculum: "Retrofitted Recurrence", Figure 3.
 
-As its authors' scripts have it, but for docs/FIGURES.md's last table; --curriculum=0, 0.0625 and
-0.25 are the others. First: nanodepth cut Llama-3.2-1B 2-4-2 --authors
---layers=0,1/10,11,12,13/14,15 --out=out/llama32_2-4-2. Not run here.
+The settings are those of the authors' scripts, except what the last table of docs/FIGURES.md lists.
+--curriculum=0, 0.0625 and 0.25 are the other runs of the figure. It has not been run here. First
+type:
+
+    nanodepth cut Llama-3.2-1B 2-4-2 --authors --layers=0,1/10,11,12,13/14,15 \\
+        --out=out/llama32_2-4-2
 """
 from retrofit_tinyllama import *  # noqa: F403
 
@@ -13,6 +16,6 @@ batch_size = 512
 grad_accum = 8
 optimizer = 'adamw'
 lr = 5e-5
-adamw_lr = None             # these two were Muon's
+adamw_lr = None             # this and the next line undo settings of Muon
 muon_scaling = 'match_rms_adamw'
 lr_shape = 'constant'

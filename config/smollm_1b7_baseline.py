@@ -1,9 +1,11 @@
-"""SmolLM 1.7B: the ordinary model, the yardstick of the papers.
+"""SmolLM 1.7B: the ordinary model, with which the papers compare theirs.
 
-4,813,222.102 petaFLOPs (Table 7 of "Do Depth-Grown Models Overcome the Curse of Depth?"). First:
-python data/smollm/prepare.py --tokens=419B. Then: torchrun --standalone --nproc_per_node=8 train.py
-config/smollm_1b7_baseline.py; what it costs: --dry_run. Not run here. The paper ends at a held-out
-loss of 1.96 ("From Growing to Looping", Table 1).
+It costs 4,813,222.102 petaFLOPs (Table 7 of "Do Depth-Grown Models Overcome the Curse of Depth?").
+The paper ends at a held-out loss of 1.96 ("From Growing to Looping", Table 1). It has not been run
+here. --dry_run prints what it costs.
+
+    python data/smollm/prepare.py --tokens=419B
+    torchrun --standalone --nproc_per_node=8 train.py config/smollm_1b7_baseline.py
 """
 from smollm_360m_baseline import *  # noqa: F403
 

@@ -1,9 +1,11 @@
-"""SmolLM 360M: the ordinary model, the yardstick of the papers.
+"""SmolLM 360M: the ordinary model, with which the papers compare theirs.
 
-613,527.488 petaFLOPs (Table 7 of "Do Depth-Grown Models Overcome the Curse of Depth?"). First:
-python data/smollm/prepare.py --tokens=210B. Then: torchrun --standalone --nproc_per_node=8 train.py
-config/smollm_360m_baseline.py; what it costs: --dry_run. Not run here. The paper ends at a held-out
-loss of 2.18 ("From Growing to Looping", Table 1).
+It costs 613,527.488 petaFLOPs (Table 7 of "Do Depth-Grown Models Overcome the Curse of Depth?").
+The paper ends at a held-out loss of 2.18 ("From Growing to Looping", Table 1). It has not been run
+here. --dry_run prints what it costs.
+
+    python data/smollm/prepare.py --tokens=210B
+    torchrun --standalone --nproc_per_node=8 train.py config/smollm_360m_baseline.py
 """
 out_dir = 'out/smollm_360m_baseline'
 data = ('data/smollm/fineweb_edu@0.7,data/smollm/cosmopedia@0.15,data/smollm/python_edu@0.09,'
@@ -19,10 +21,10 @@ tie_embeddings = True
 context = 2048
 batch_size = 512            # 2^20 tokens a step
 grad_accum = 4              # 16 sequences at once on each of 8 GPUs
-steps = 200_000             # 170,000 with the rate constant, 30,000 of decay: appendix A
+steps = 200_000             # 170,000 at a constant rate and 30,000 of decay: appendix A
 warmup_steps = 0.01
 decay_steps = 0.15
-optimizer = 'adamw'         # its betas are not given: ours are 0.9 and 0.95
+optimizer = 'adamw'         # the papers do not name its betas; ours are 0.9 and 0.95
 lr = 3e-3
 weight_decay = 0.01
 grad_clip = 1.0

@@ -1,22 +1,24 @@
-"""Four ideas about depth in one file that needs torch alone: copy it into a notebook.
+"""Four ideas about depth, in one file that needs only torch. You may copy it into a notebook.
 
-A model is its layers and an order, such as [0, 1, 1, 2], which says what runs. A loop names a layer
-twice. Growing gives each entry of such an order a layer of its own, a copy. A retrofit trains a
-core of layers to run as often as you ask. The wrapper takes small steps through layers that never
-learned to loop. `python depth.py` tries each on puzzles, of which a chain looks like this:
+A model is its layers and an order, such as [0, 1, 1, 2], which lists the layers that run. A loop
+names a layer twice. Growing makes a new layer for each entry of such an order, as a copy. A
+retrofit trains a core of layers to run as often as you ask. The wrapper takes small steps through
+layers that were never trained to loop. `python depth.py` tries each idea on puzzles. A chain of a
+puzzle looks like this:
 
-    w7 bw fb | ?w ?b ?f     w is 7, b stands for w, and f for b, so the answers are 7, 7 and 7:
-                            with no alias, one alias and two aliases
+    w7 bw fb | ?w ?b ?f     w is 7, b is another name for w, and f for b. So all answers are 7:
+                            without an alias, with one alias and with two aliases
 
-The model gets a pair as one token, and no positions. A statement sees only itself, and a question
-sees itself and all statements of its row. A question looks for the statement that has its right
-name on the left, and takes over what stands on the right there. So ?f finds fb in one layer, then
-bw, and w7 in a third: each alias takes a layer, and one more reads the value. A row has four such
-chains.
+The model reads each pair as one token, and it knows no positions. A statement sees only itself. A
+question sees itself and all statements of its row. In each layer, a question looks for the
+statement that has the question's right half as its left half, and takes over the right half of that
+statement. So ?f finds fb in the first layer, bw in the second, and w7 in the third. Each alias
+takes a layer, and one more layer reads the value. A row has four such chains.
 
-It takes a minute or two. Expect that three layers follow two aliases, and the loop and the grown
-model three. With layer 1 twice, untrained, the grown one answers 61% with four, but with three 82%
-instead of 95%. The retrofit follows r + 2 aliases with up to four runs, as it was trained to."""
+It takes a minute or two. Expect that three layers follow two aliases, and that the loop and the
+grown model follow three. If layer 1 of the grown model runs twice, without training, the model
+answers 61% of the puzzles with four aliases, but 82% instead of 95% of those with three. The
+retrofit follows r + 2 aliases for r up to 4, as it was trained to."""
 import copy
 import torch
 from torch import nn
@@ -24,11 +26,11 @@ from torch import nn
 # A pair is two numbers. Left: 0 to 35 is a name, 36 is ?. Right: 0 to 35 a name, 36 to 43 a value.
 NAMES, VALUES = 36, 8       # (36 names are four chains of nine, so there are at most eight aliases)
 QUESTION = NAMES
-HEAD = 32                   # channels of a head of attention, so a width is a multiple of it
+HEAD = 32                   # channels of an attention head; the width is a multiple of this
 
 
 class Block(nn.Module):
-    "One layer: it reads the residual stream (B, T, C) and adds to it."
+    "A layer, which reads the residual stream (B, T, C) and adds to it."
     def __init__(self, width):
         super().__init__()
         self.norm, self.qkv = nn.RMSNorm(width), nn.Linear(width, 3 * width)
@@ -38,7 +40,7 @@ class Block(nn.Module):
 
     def forward(self, x):
         T = x.shape[1]
-        asks = torch.arange(T, device=x.device) >= T // 2       # a row's second half are questions
+        asks = torch.arange(T, device=x.device) >= T // 2       # the second half are questions
         itself = torch.eye(T, dtype=torch.bool, device=x.device)
         sees = (asks[:, None] & ~asks) | itself         # (T, T): may row i look at column j?
         heads = self.qkv(self.norm(x)).unflatten(-1, (3, -1, HEAD))             # (B, T, 3, H, 32)
@@ -51,7 +53,7 @@ class Block(nn.Module):
 class LM(nn.Module):
     def __init__(self, layers, width):
         super().__init__()
-        # Random vectors that stay as they are: a name only has to be recognized.
+        # These vectors are random and are not trained, because a name only has to be recognized.
         self.left = nn.Embedding(NAMES + 1, width).requires_grad_(False)
         self.right = nn.Embedding(NAMES + VALUES, width).requires_grad_(False)
         self.layers = nn.ModuleList(Block(width) for _ in range(layers))
@@ -61,28 +63,28 @@ class LM(nn.Module):
         return self.left(tokens[..., 0]) + self.right(tokens[..., 1])
 
     def run(self, x, order):
-        for item in order:              # a layer's number, or a Core or a Window (below)
+        for item in order:              # the number of a layer, or a Core or a Window (below)
             x = self.layers[item](x) if isinstance(item, int) else item(self.run, x)
         return x
 
     def forward(self, tokens, order):
-        "Pairs (B, T, 2) to the scores of each value for each question (B, T / 2, VALUES)."
+        "Turn pairs (B, T, 2) into scores of all values for each question (B, T / 2, VALUES)."
         x = self.run(self.embed(tokens), order)
         return self.head(self.norm(x))[:, tokens.shape[1] // 2:]
 
 
 def untie(model, order):
-    """Grow: layer i of the new model is a copy of layer order[i]. So new(tokens, [0, 1, 2, ..]) is
-    model(tokens, order), until it is trained."""
+    """Return a grown model, whose layer i is a copy of layer order[i]. Until it is trained,
+    new(tokens, [0, 1, 2, ...]) equals model(tokens, order)."""
     new = copy.deepcopy(model)
     new.layers = nn.ModuleList(copy.deepcopy(model.layers[i]) for i in order)
     return new
 
 
 class Core:
-    """Retrofit: an item of an order, whose own items run r times. The state s begins as zeros.
-    Before each run the stream e, as it came in, is added to it. (retrofit.py begins with noise and
-    learns how to mix the two.)"""
+    """The core of a retrofit: an item of an order that runs its own items r times. The state s
+    begins with zeros. Before each run, the stream e that came in is added to the state.
+    (retrofit.py begins with noise, and learns how to mix the state and e.)"""
     def __init__(self, items, r):
         self.items, self.r = items, r
 
@@ -94,46 +96,47 @@ class Core:
 
 
 class Window:
-    """The wrapper: what its items g add, g(x) - x, is one step of length 1. K steps of length 1/K
-    end near the same place, but each reads what the one before it wrote. Then the result goes back
-    towards the plain one, which later layers know, by the share beta."""
+    """The window of the wrapper. What its items g add, g(x) - x, is one step of length 1. K steps
+    of length 1/K end near the same point, but each step reads what the step before it has written.
+    The result is then mixed with the plain output, which the later layers were trained on. Its
+    share is beta."""
     def __init__(self, items, K, beta=0.5):
         self.items, self.K, self.beta = items, K, beta
 
     def __call__(self, run, x):
         plain = run(x, self.items)
-        x = x + (plain - x) / self.K                # the first small step has g(x) already
+        x = x + (plain - x) / self.K                # the first small step reuses `plain`
         for _ in range(self.K - 1):
             x = x + (run(x, self.items) - x) / self.K
         return self.beta * plain + (1 - self.beta) * x
 
 
 def puzzle(aliases):
-    "A row: statements and questions of four chains of names, each chain with a value, and answers."
+    "Return a row: the statements and questions of four chains of names, and the answers."
     names, values = torch.randperm(NAMES).tolist(), torch.randperm(VALUES).tolist()
     statements, questions, answers = [], [], []
     for value in values[:4]:
-        meaning = NAMES + value                                 # the first name of a chain has it
+        meaning = NAMES + value                                 # of the first name of the chain
         for _ in range(aliases + 1):
             name = names.pop()
             statements.append((name, meaning))
             questions.append((QUESTION, name))
             answers.append(value)
-            meaning = name                                      # the next one stands for this one
+            meaning = name                                      # the next name is an alias for it
     return statements + questions, answers
 
 
 def puzzles(rows, aliases):
-    "(tokens (rows, T, 2), answers (rows, T / 2))"
+    "Return the tokens (rows, T, 2) and the answers (rows, T / 2) of some rows."
     tokens, answers = zip(*(puzzle(aliases) for _ in range(rows)))
     return torch.tensor(tokens), torch.tensor(answers)
 
 
 def train(model, steps, tasks, rate=4e-3):
-    "Each step draws a task: how many aliases, and the order that the model runs."
+    "Train a model. Each step draws a task: the number of aliases, and the order that runs."
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0)
     for step in range(steps):
-        # the rate: 50 steps up, then constant, and down over the last third
+        # the learning rate rises for 50 steps, is constant, and falls over the last third
         share = min((step + 1) / 50, 1, 3 * (1 - step / steps))
         optimizer.param_groups[0]['lr'] = rate * share
         aliases, order = tasks[torch.randint(len(tasks), ()).item()]
@@ -146,8 +149,9 @@ def train(model, steps, tasks, rate=4e-3):
 
 @torch.no_grad()
 def show(what, model, order):
-    """Print the shares of right answers, in 1,024 chains of nine names, longer than any learned. (A
-    guess among the four values of a row is right in 25%, and one among all eight in 12%.)"""
+    """Print the shares of right answers, in 1,024 chains of nine names, which are longer than those
+    in training. (A guess among the four values of a row is right 25% of the time, and a guess among
+    all eight values 12%.)"""
     tokens, answers = puzzles(256, aliases=8)
     right = model(tokens, order).argmax(-1) == answers          # (256, 36): four chains of nine
     shares = right.view(256, 4, 9).float().mean((0, 1))
@@ -177,9 +181,10 @@ def main(steps=600, seed=0):
     once = [0, Core([1], r=1), 2, 3]
     same = torch.equal(retrofitted(tokens, once), grown(tokens, four))
     print('a core that runs once is its parent:', same)
-    # With r runs of the core this order is r + 3 layers deep: enough for r + 2 aliases.
+    # With r runs of the core, this order is r + 3 layers deep, which is enough for r + 2 aliases.
     tasks = [(r + 2, [0, Core([1], r), 2, 3]) for r in (1, 2, 3, 4)]
-    train(retrofitted, 3 * steps // 5, tasks, rate=2e-3)    # half the rate: it has learned before
+    # half the rate, because the model is trained already
+    train(retrofitted, 3 * steps // 5, tasks, rate=2e-3)
     for r in (1, 2, 3, 4, 6):
         show(f'retrofitted, r = {r}', retrofitted, [0, Core([1], r), 2, 3])
 

@@ -1,11 +1,11 @@
-"""What the YAML files of this folder call: lm-eval imports this one by its path."""
+"""Functions that the YAML files in this folder call. lm-eval imports this file by its path."""
 import string
 from collections import Counter
 from pathlib import Path
 
 
 def words(text):
-    "Lower case, without punctuation and articles, as SQuAD counts them."
+    "Return the words of a text in lower case, without punctuation and articles, as SQuAD does."
     text = ''.join(c for c in text.lower() if c not in string.punctuation)
     return Counter(word for word in text.split() if word not in ('a', 'an', 'the'))
 

@@ -1,5 +1,6 @@
 """The corpus of SmolLM in the papers' mixture: 70% FineWeb-Edu (deduplicated), 15% Cosmopedia v2,
-9% Python-Edu and 6% OpenWebMath, by tokens. If you stop the command, it goes on when you repeat it.
+9% Python-Edu and 6% OpenWebMath, by tokens. If you stop the command, it continues when you repeat
+it.
     python data/smollm/prepare.py --tokens=10B      # 20 GB
     python data/smollm/prepare.py --tokens=1M --source=FOLDER --tokenizer=gpt2 --out=data/mine
 """

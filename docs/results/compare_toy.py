@@ -1,7 +1,9 @@
-"""The toy's tables: eleven models, what each is asked, and the probes of growing.
+"""Compare eleven models on toy A, with the questions and probes of the tables in docs/RESULTS.md.
 
-nanodepth compare docs/results/compare_toy.py --seeds=4-7: 70 minutes a seed on one thread, in
-out/compare_toy. docs/results/page.csv has a line for each run and way of its rows.csv.
+    nanodepth compare docs/results/compare_toy.py --seeds=4-7
+
+A seed takes 70 minutes on one thread. The results are in out/compare_toy, and
+docs/results/page.csv has a line for each run and way.
 """
 from nanodepth import probe
 from nanodepth.model import spans_in
@@ -40,10 +42,11 @@ ways = dict(
 
 
 def metric(model, loader):
-    """Does a model repeat something with every block of two layers? Of the middle blocks, 2-3 and
-    4-5: how much more of the stream the attention of a block's second layer adds than that of its
-    first; what the loss gains when two layers change places, inside a block or across a border; and
-    how much more directly a block's second layer depends on each earlier layer."""
+    """Return numbers that show whether a model repeats something with each block of two layers. For
+    the middle blocks 2-3 and 4-5, they are: how much more the attention of the second layer adds to
+    the stream than the attention of the first; how the loss changes if two layers are swapped,
+    inside a block or across a border; and how much more directly the second layer depends on each
+    earlier layer."""
     if spans_in(model.order) or len(model.order) != 8:
         return {}
     val = Loader('data/toy', 32, 64, 'val', seed=1)

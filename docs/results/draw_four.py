@@ -12,7 +12,9 @@ from nanodepth.report.tables import read_rows
 
 matplotlib.use('Agg')
 SMALL = '--window=2-5 --solver=rk --K=4'
-FOUR = [    # what; aliases; with it, without it, in words; beside whose text; layers that run
+# (idea, aliases, the model with it, the model without it and its name, the model that the loss is
+# compared with and its name, the layers that run)
+FOUR = [
     ('loop: two layers, four times', 3, ('loop_2x4', 'as it is'), ('standard_2', 'as it is'),
      'the two layers once', ('baseline', 'as it is'), 'eight layers', '8 instead of 2'),
     ('grow: from two layers to eight', 3, ('lidas', 'as it is'), ('baseline_isoflops', 'as it is'),
