@@ -10,10 +10,10 @@ puzzle looks like this:
                             without an alias, with one alias and with two aliases
 
 The model reads each pair as one token, and it knows no positions. A statement sees only itself. A
-question sees itself and all statements of its row. In each layer, a question looks for the
-statement that has the question's right half as its left half, and takes over the right half of that
-statement. So ?f finds fb in the first layer, bw in the second, and w7 in the third. Each alias
-takes a layer, and one more layer reads the value. A row has four such chains.
+question sees itself and all statements of its row, so no causal mask is needed. A question holds a
+name. In each layer it finds the statement that begins with this name, and then holds what the
+statement ends with. So ?f finds fb in the first layer, bw in the second, and w7 in the third. Each
+alias takes a layer, and one more layer reads the value. A row has four such chains.
 
 It takes a minute or two. Expect that three layers follow two aliases, and that the loop and the
 grown model follow three. If layer 1 of the grown model runs twice, without training, the model

@@ -46,11 +46,16 @@ def fill(hole):
 
 
 def bold(table):
-    "Set resolved differences in bold: their p is below 0.05 / (the number of p in the table)."
+    """Set resolved differences in bold: their p is below 0.05 / (the number of p in the table). A
+    line under the table names this limit."""
     difference = re.compile(r'(\S+)( \(p[=<]([\d.e-]+)\))')
     n = len(difference.findall(table))
-    return difference.sub(
+    if not n:
+        return table
+    limit = f'*({n} p values: a difference is resolved if its p is below {0.05 / n:.4f}.)*'
+    table = difference.sub(
         lambda at: f'**{at[1]}**{at[2]}' if float(at[3]) * n < 0.05 else at[0], table)
+    return table.replace('<!-- end -->', f'{limit}\n\n<!-- end -->')
 
 
 def made(page):

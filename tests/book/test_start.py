@@ -231,6 +231,7 @@ def test_a_branch_that_does_not_fit_is_refused(config, placed):
              'after step 12 these settings need n_layer=1, and the model has 3 layers'),
             ('loop', dict(steps=20), r'runs the order \[0, 1, 0, 1\]: give its loop or order'),
             ('trunk', dict(steps=20, data='{other}'), 'a model has one tokenizer'),
+            ('trunk', dict(steps=20, cut='1-1-0', recurrence=2), 'began with cut=None'),
             ('trunk', dict(steps=20, init_from='nowhere'), 'began with init_from=None')):
         c = config('x', branch_from=str(Path(trunk.out_dir).with_name(origin)), **placed(fields))
         with pytest.raises(Refused, match=message):

@@ -123,6 +123,14 @@ def test_book_stands_alone_in_an_empty_folder(tmp_path):
     assert same(weights_of(tmp_path / 'out/whole'), weights_of(tmp_path / 'out/parts'))
 
 
+def test_an_interrupt_before_the_first_step_ends_without_a_traceback(tmp_path):
+    (tmp_path / 'stop.py').write_text('import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n')
+    done = subprocess.run([sys.executable, str(ROOT / 'train.py'), 'stop.py'], cwd=tmp_path,
+                          capture_output=True, text=True)
+    assert done.returncode == 130 and not done.stderr and [*tmp_path.iterdir()] == [
+        tmp_path / 'stop.py']
+
+
 def test_a_loss_of_nan_ends_a_run_before_its_step(config):
     "A branch with a lower rate continues from the last checkpoint, and so does the same command."
     good, c = config('good'), config()

@@ -128,6 +128,15 @@ def test_flops_planned_are_those_logged(parent, fields, config, recurrent, tiny,
     assert command.planned(c) == log_of(c)[-1]['flops'] > 0
 
 
+def test_the_dry_run_of_a_branch_counts_its_own_steps(config, capsys):
+    train(config(decay_steps=0))
+    c = config('branch', steps=30, branch_from=config().out_dir)
+    capsys.readouterr()
+    nanodepth('train', [*flags(c), '--dry_run'])
+    said = capsys.readouterr().out
+    assert '12 to 30' in said and 'petaFLOPs; 18 steps of 4 x 16 = 64 tokens' in said
+
+
 def test_cost_of_a_published_parent_is_unknown(tmp_path, tiny, config):
     save_hf(tiny(vocab_size=257, n_layer=5), tmp_path / 'hf', tokenizer='bytes')
     nanodepth('cut', [str(tmp_path / 'hf'), '1-2-1', f'--out={tmp_path / "cut"}'])

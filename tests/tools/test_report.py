@@ -86,10 +86,10 @@ def test_curves_are_means_over_seeds():
 
 def test_a_csv_of_other_rows_is_not_written_over(tmp_path):
     path = tmp_path / 'e.csv'
-    path.write_text('name,grade\nAda,1\n')
+    path.write_bytes(b'name,grade\nAda \xff,1\n')
     with pytest.raises(Refused, match='not hold rows of nanodepth: choose'):
         tables.write_csv([dict(run='a', mean=1.0)], path)
-    assert path.read_text() == 'name,grade\nAda,1\n'
+    assert path.read_bytes() == b'name,grade\nAda \xff,1\n'
 
 
 def test_one_seed_has_a_standard_error_and_several_an_interval(capsys):

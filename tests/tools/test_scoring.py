@@ -445,9 +445,9 @@ def test_evaluate_scores_a_run_and_its_export_alike(run, tmp_path, local, monkey
 
 
 def test_evaluate_measures_what_the_run_logged(config):
+    "It takes as many batches as the run did, unless --batches says otherwise."
     train(config())
-    val = Loader(config().data, config().batch_size, config().context, 'val')
-    scores = data_scores(checkpoint.load_model(config().out_dir), val, config().eval_batches)
+    scores = asked_of(Subject(config().out_dir, ScoreOptions(device='cpu')))
     last = log_of(config())[-1]
     assert last['val_loss'] == pytest.approx(scores['loss'].mean)
     assert last['val_error'] == pytest.approx(scores['loss'].error, rel=1e-4)
