@@ -17,7 +17,8 @@ axes.imshow(shares, cmap='Blues', vmin=15, vmax=120, aspect='auto')
 for y, right in enumerate(shares):
     for x, share in enumerate(right):
         axes.text(x, y, share, ha='center', va='center', color='white' if share > 60 else '0.3')
-axes.set_yticks(range(len(rows)), [name.rstrip() for name, _ in rows], ha='left')
+names = [f'{i:2}  {name.rstrip()}' for i, (name, _) in enumerate(rows, 1)]
+axes.set_yticks(range(len(rows)), names, ha='left')
 axes.tick_params(axis='y', pad=270, length=0)
 axes.tick_params(axis='x', length=0, labeltop=True, labelbottom=False)
 axes.set_xticks(range(9))
